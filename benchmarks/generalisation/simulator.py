@@ -121,7 +121,7 @@ class Federation:
             width=width,
             head="linear",
             seed=config.seed,
-            weights=None,
+            weights=(),
         )
         head = model.head
         assert isinstance(head, torch.nn.Linear)

@@ -91,6 +91,7 @@ _MODEL: Tree = {
     "name": "efficientnet-lite0",
     "weights": "packaged",
     "frozen": True,
+    "features": "stages",
     "feature_size": 96,
 }
 _RATES: tuple[Tree, ...] = (
@@ -100,7 +101,7 @@ _RATES: tuple[Tree, ...] = (
 )
 _TISSUE = Protocol(
     name="tissue-28",
-    version=2,
+    version=3,
     title="Tissue classification, nine balanced classes, 28 px",
     data="the file pathmnist_small.npz: 2,800 training, 400 validation and 1,200 test images",
     data_digest="2245b7b1f994773f17e820bfe31be42cc328a58153f3a44a96abaf1d8519ee04",
@@ -123,7 +124,7 @@ _TISSUE = Protocol(
 )
 _SKIN = Protocol(
     name="skin-96",
-    version=2,
+    version=3,
     title="Skin lesions, seven classes of which one has two thirds of the images, 96 px",
     data="the folder ham10000_small with labels.csv: 3,000 training and 1,200 test images",
     data_digest="c0ed31ee9c96ab7f746062318ff9434c9443dadfc1a01d437f42f4147edc0bb4",

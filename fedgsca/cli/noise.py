@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from xml.sax.saxutils import escape
@@ -137,24 +137,14 @@ def matrix_of(experiment: Experiment, site: str) -> np.ndarray:
     """(C, C): probability of each given label (column) for each true class (row) of the site."""
     import numpy as np
 
-    from fedgsca.federation.label_noise import find_candidates
-    from fedgsca.noise import transition_matrix
-    from fedgsca.noise.label_files import read_annotators, read_matrix
+    from fedgsca.federation.label_noise import make_context
+    from fedgsca.noise.transition import matrix_in
 
-    config = experiment.config
     noise = experiment.noise[site]
-    num_classes = experiment.table.num_classes
-    matrix = None
-    if noise.needs_matrix:
-        matrix = read_matrix(str(config.noise.matrix), num_classes)
-    candidates = None
-    if noise.needs_candidates:
-        candidates = find_candidates(config, experiment.table)[0]
-    annotators = None
-    if noise.needs_annotators and config.noise.annotators:
-        annotators = read_annotators(config.noise.annotators, num_classes)
-    class_counts = np.bincount(_true_labels(experiment, site), minlength=num_classes)
-    return transition_matrix(noise, num_classes, candidates, matrix, class_counts, annotators)
+    context, _ = make_context(experiment.config, experiment.table, [noise])
+    labels = _true_labels(experiment, site)
+    class_counts = np.bincount(labels, minlength=context.num_classes)
+    return matrix_in(noise, replace(context, class_counts=class_counts))
 
 
 def _true_labels(experiment: Experiment, site: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedgsca.config.schema import OWN_FEATURES
-from fedgsca.models.training import training_defaults
+from fedgsca.models.training import default_weights, training_defaults
 
 Tree = dict[str, Any]
 
@@ -68,9 +68,12 @@ def recommend(tree: Mapping[str, Any]) -> Tree:
         is_frozen = True
         base["model"] = {"name": OWN_FEATURES, "frozen": True}
     elif is_frozen:
-        base["model"] = {"name": model.get("name", "efficientnet-lite0")}
-        if base["model"]["name"] == "efficientnet-lite0":
-            base["model"]["weights"] = "packaged"
+        name = str(model.get("name", "efficientnet-lite0"))
+        base["model"] = {"name": name}
+    weights = default_weights(name, frozen=is_frozen)
+    # a published protocol does not depend on what is installed here
+    if weights is not None and (is_frozen or tree.get("preset", "default") == "default"):
+        base["model"] = {**base.get("model", {}), "weights": weights}
     base["train"] = training_defaults(name, frozen=is_frozen)
     return base
 

@@ -95,6 +95,12 @@ class DataConfig(Section):
     classes: tuple[str, ...] | None = Field(
         default=None, min_length=2, description="source 'sites': the class names, in their order"
     )
+    order: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=2,
+        description="grades from the lowest to the highest, where classes have an order; classes "
+        "that are no grade are left out",
+    )
     image_size: int | None = Field(
         default=None, ge=8, le=1024, description="pixels; default: the source's own size"
     )
@@ -236,6 +242,11 @@ class ModelConfig(Section):
     frozen: bool = Field(
         default=False,
         description="train and send only the head; features are computed once per site",
+    )
+    features: Literal["stages", "last"] = Field(
+        default="stages",
+        description="frozen mode: the averages of every stage of the backbone, or only those of "
+        "its last layer",
     )
     feature_size: int = Field(
         default=96,

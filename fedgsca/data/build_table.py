@@ -287,7 +287,7 @@ def build_table(
     """
     rows = images.rows
     columns = file_list.columns
-    classes = file_list.classes or order_classes([row.label for row in rows])
+    classes = file_list.classes or sort_classes([row.label for row in rows])
     labels = _class_indices([row.label for row in rows], classes)
     notes = [*file_list.notes, *images.notes]
     groups = _groups(file_list, images, notes)
@@ -321,6 +321,7 @@ def build_table(
             has_drawn_split="split" not in columns,
             group_word=file_list.group_word,
             class_names=dict(file_list.class_names),
+            order=file_list.order,
             image_digest=entry.digest,
             notes=tuple(notes),
             white=images.white,
@@ -404,7 +405,7 @@ def _groups(file_list: FileList, images: DecodedImages, notes: list[str]) -> np.
     return np.array(groups)
 
 
-def order_classes(labels: list[str]) -> tuple[str, ...]:
+def sort_classes(labels: list[str]) -> tuple[str, ...]:
     """Class names in index order: by number if all are numbers, otherwise alphabetically."""
     names = set(labels)
     if all(name.isdecimal() for name in names):

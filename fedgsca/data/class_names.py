@@ -1,5 +1,7 @@
 """A hospital's own words for classes and columns: names.toml beside labels.csv.
 
+    order = ["healthy", "carcinoma"]
+
     [classes]
     Gesund = "healthy"
     "Karzinom G1" = "carcinoma"
@@ -8,7 +10,8 @@
     Datei = "file"
     Befund = "label"
 
-Everything that reads the folder then uses the names on the right. site.toml of a deployment may
+Everything that reads the folder then uses the names on the right. `order` names grades from the
+lowest to the highest; classes that are no grade are left out. site.toml of a deployment may
 have the same table [classes], for data that must not be touched.
 """
 
@@ -32,11 +35,12 @@ _MAX_CASES = 5  # names in one message
 
 @dataclass(frozen=True)
 class FolderNames:
-    """The content of names.toml: the own name -> the name to use."""
+    """The content of names.toml: the own name -> the name to use, and the order of grades."""
 
     classes: Mapping[str, str] = field(default_factory=dict)
     # by folded name, see fold_name
     columns: Mapping[str, str] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
 
 
 def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
@@ -52,12 +56,19 @@ def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
             f"{path} cannot be read: {error}",
             fix='write lines such as Gesund = "healthy" below [classes], in UTF-8',
         ) from None
+    order = tree.pop("order", [])
+    if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
+        raise DataError(
+            "data.invalid-names",
+            f"{path}: order is not a list of class names",
+            fix='write order = ["lowest grade", "next grade"] above the tables',
+        )
     unknown_tables = sorted(set(tree) - {"classes", "columns"})
     if unknown_tables:
         raise DataError(
             "data.invalid-names",
             f"{path} contains {', '.join(map(repr, unknown_tables))}, which means nothing there",
-            fix="use the tables [classes] and [columns] only",
+            fix="use the tables [classes] and [columns], and above them order = [...]",
         )
     class_names = _read_pairs(path, tree.get("classes", {}))
     column_names = {}
@@ -71,7 +82,7 @@ def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
                 fix=f"{hint}use one of: {', '.join(columns)}",
             )
         column_names[fold_name(own_name)] = name
-    return FolderNames(class_names, column_names)
+    return FolderNames(class_names, column_names, tuple(order))
 
 
 def _read_pairs(path: Path, tree: object) -> dict[str, str]:
@@ -128,8 +139,49 @@ def rename_classes(table: ImageTable, names: Mapping[str, str]) -> ImageTable:
         given=None if table.given is None else index[table.given],
         classes=classes,
         checked=checked,
+        order=tuple(dict.fromkeys(names.get(name, name) for name in table.order)),
         class_names={**table.class_names, **names},
         fingerprint=fingerprint(table.images, labels, classes, table.split, checked=checked),
+    )
+
+
+def order_classes(table: ImageTable, order: Sequence[str]) -> ImageTable:
+    """The same images with grades, numbered from the lowest; the other classes come after them.
+
+    `order` names the grades. Where it is empty the table's own order counts, which may name grades
+    without images: a hospital need not have all of them.
+    """
+    notes = table.notes
+    if not order:
+        order = [name for name in table.order if name in table.classes]
+        absent_names = sorted(set(table.order) - set(order))
+        if absent_names:
+            notes += (f"no image of {', '.join(absent_names)}, which {FILE} orders",)
+        if len(order) < 2:
+            return replace(table, order=(), notes=notes)
+    check_order(table.name, order, table.classes)
+    other_names = [name for name in table.classes if name not in order]
+    ordered_table = align_classes(table, (*order, *other_names))
+    return replace(ordered_table, order=tuple(order), notes=notes)
+
+
+def check_order(source: str, order: Sequence[str], classes: Sequence[str]) -> None:
+    """Refuse an order that is not a list of several different classes of the source."""
+    unknown_names = [name for name in order if name not in classes]
+    if not unknown_names and len(set(order)) == len(order) > 1:
+        return
+    if unknown_names:
+        problem = f"names {one_line(repr(unknown_names[0]), 80)}, which is not a class"
+        suggestion = suggest(unknown_names[0], list(classes))
+    else:
+        problem = "must name at least two classes, each of them once"
+        suggestion = None
+    hint = "" if suggestion is None else f"did you mean {suggestion!r}? "
+    raise DataError(
+        "data.class-order",
+        f"{source}: the order of the classes {problem}",
+        fix=f"{hint}list the grades from the lowest to the highest; the classes are:"
+        f" {', '.join(classes)}",
     )
 
 

@@ -80,6 +80,8 @@ class FileList:
     group_word: str = "group"
     # a class name in the source -> the name in `rows`, where names.toml gives it another one
     class_names: dict[str, str] = field(default_factory=dict)
+    # class names from the lowest grade to the highest, where names.toml says so
+    order: tuple[str, ...] = ()
     # the folders of a published data set
     folders: list[FolderCount] = field(default_factory=list)
     # files of the source beyond `rows`: they count for the common size and depth of all images

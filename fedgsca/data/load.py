@@ -6,14 +6,14 @@ cannot be recognised by looking. The readers of all sources are in a registry, s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from fedgsca.data.build_table import order_classes, read_file_list, split_note
-from fedgsca.data.class_names import rename_classes
+from fedgsca.data.build_table import read_file_list, sort_classes, split_note
+from fedgsca.data.class_names import order_classes, rename_classes
 from fedgsca.data.file_list import FileList
 from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import Reader, ReaderOptions, available_readers
@@ -44,6 +44,7 @@ def load(
     splits: Path | str | None = None,
     need_test: bool = True,
     class_names: Mapping[str, str] | None = None,
+    order: Sequence[str] = (),
 ) -> ImageTable:
     """The table behind a source.
 
@@ -52,7 +53,7 @@ def load(
     `difficulty` is for rendered images. `labels` is a csv of corrected training labels. `split`,
     `label` and `splits` are for the published data sets: which split, which rule for the label, and
     the folder of their lists. `need_test=False` accepts a source without test images: a hospital
-    that only trains. `class_names` gives classes of the source other names.
+    that only trains. `class_names` gives classes of the source other names; `order` are grades.
     """
     if image_size is not None and not SMALLEST_SIZE <= image_size <= LARGEST_SIZE:
         raise DataError(
@@ -85,6 +86,7 @@ def load(
     reader.check_options(options)
     is_part = any(limit is not None for limit in (train, test, long_tail)) or skip_unreadable
     table = rename_classes(read_table(reader, location, options), class_names or {})
+    table = order_classes(table, order)
     return complete_table(table, labels, need_test, is_part=is_part)
 
 
@@ -228,7 +230,7 @@ def draw_before_decoding(file_list: FileList, options: ReaderOptions) -> FileLis
     has_dicom = any(Path(row.file).suffix.lower() not in _PLAIN_SUFFIXES for row in rows)
     if file_list.problems or not rows or (has_dicom and "group" not in columns):
         return None
-    classes = file_list.classes or order_classes([row.label for row in rows])
+    classes = file_list.classes or sort_classes([row.label for row in rows])
     labels = np.array([classes.index(row.label) for row in rows], dtype=np.int64)
     groups = None
     if "group" in columns:

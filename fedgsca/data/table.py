@@ -48,6 +48,8 @@ class ImageTable:
     has_drawn_split: bool = False
     # what a group is: patient, slide, video
     group_word: str = "group"
+    # names of classes from the lowest grade to the highest, as in `classes`; (): no order
+    order: tuple[str, ...] = ()
     # a class name in the source -> the name here, where names.toml or site.toml gives it another
     class_names: Mapping[str, str] = field(default_factory=dict)
     # sha256 of the images alone, where a cache keeps it; "": not known

@@ -208,6 +208,6 @@ def _has_gpu(device: str) -> bool:
 
 
 def _has_pretrained_network() -> bool:
-    from fedgsca.models.networks import has_efficientnet
+    from fedgsca.models.weights import has_packaged_weights
 
-    return has_efficientnet()
+    return has_packaged_weights("efficientnet-lite0")

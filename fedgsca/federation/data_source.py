@@ -128,6 +128,8 @@ def read_source(
         test_fraction=data.test_share,
         need_test=need_test,
         class_names=class_names,
+        # a hospital may lack some grades: its classes are ordered with those of the consortium
+        order=() if data.classes else data.order or (),
     )
     if config.model.name != OWN_FEATURES:
         return table

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config
-from fedgsca.data.class_names import align_classes
+from fedgsca.data.class_names import align_classes, order_classes
 from fedgsca.data.partition import leakage_warnings
 from fedgsca.data.table import ImageTable, empty_table
 from fedgsca.errors import ClassListError, ConfigError, ConfigProblem
@@ -36,10 +36,12 @@ def prepare_coordinator(config: Config) -> Experiment:
             problems=problems,
         )
     table = empty_table("the sites' own images", data.classes, data.image_size or 0)
+    table = _with_order(config, table)
     check_model(config, table)
     test = val = None
     if config.federation.test is not None:
         table = align_classes(read_source(config, config.federation.test), data.classes)
+        table = _with_order(config, table)
         sampler = make_sampler(config, table)
         test = split_samples(table, "test", sampler)
         val = split_samples(table, "val", sampler)
@@ -77,8 +79,8 @@ def _deployment_problems(config: Config) -> list[ConfigProblem]:
         if names and len(set(names)) < len(names):
             message = f"{key} contains a name twice"
             problems.append(ConfigProblem("deploy.duplicate-name", message))
-    if config.noise.model_dump(exclude_defaults=True):
-        message = "noise is set, but it is only for simulations"
+    if config.noise.model_dump(exclude_defaults=True) or config.data.shift != "none":
+        message = "noise or data.shift is set, but they are only for simulations"
         problems.append(ConfigProblem("deploy.noise-in-deployment", message))
     return problems
 
@@ -98,7 +100,15 @@ def site_table(
     table = read_source(config, source, labels=labels, need_test=False, class_names=class_names)
     if config.data.classes is None:
         return table
-    return align_classes(table, config.data.classes)
+    return _with_order(config, align_classes(table, config.data.classes))
+
+
+def _with_order(config: Config, table: ImageTable) -> ImageTable:
+    """The classes of the consortium with its grades first; without an order as they are.
+
+    A hospital's own order must not change the numbers of the classes.
+    """
+    return order_classes(table, config.data.order) if config.data.order else table
 
 
 def _check_targets(class_names: Mapping[str, str], classes: Sequence[str]) -> None:

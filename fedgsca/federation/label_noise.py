@@ -6,25 +6,26 @@ Open-set noise replaces images instead: see the second half.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from fedgsca.config import Config
-from fedgsca.data.cache import Extra, cached_rows
+from fedgsca.data.cache import Extra, cached_array, cached_rows
 from fedgsca.data.load import load
 from fedgsca.data.table import ImageTable, fingerprint, images_digest
 from fedgsca.errors import ConfigError
 from fedgsca.federation.samples import frozen_features
-from fedgsca.noise import NO_CLASS, SiteNoise, corrupt, parse_noise
+from fedgsca.noise import NO_CLASS, NoiseContext, SiteNoise, corrupt_site, parse_noise
 from fedgsca.noise import candidates as candidate_sets
 from fedgsca.noise.label_files import read_annotators, read_given, read_matrix
 from fedgsca.rng import stream
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 
-_THUMBNAIL = 8  # cells per side
+_FOLDS = 5
+SLIP = 0.02
 _IMAGES_PER_CLASS = 200  # to measure which classes look alike
 Rows = dict[str, np.ndarray]  # site -> table rows
 
@@ -74,19 +75,8 @@ def give_labels(config: Config, table: ImageTable, rows: Rows) -> GivenLabels:
 def _draw_labels(
     config: Config, table: ImageTable, rows: Rows, noise: Mapping[str, SiteNoise]
 ) -> GivenLabels:
-    candidates = None
-    notes: tuple[str, ...] = ()
-    if any(site_noise.needs_candidates for site_noise in noise.values()):
-        candidates, origin = find_candidates(config, table)
-        notes = (f"classes that are easily mistaken for each other (noise C): {origin}",)
-    matrix = read_matrix(config.noise.matrix, table.num_classes) if config.noise.matrix else None
-    annotators = None
-    if config.noise.annotators:
-        annotators = read_annotators(config.noise.annotators, table.num_classes)
-    likeness = None
-    if any(site_noise.definition.needs_likeness for site_noise in noise.values()):
-        likeness = measure_likeness(config, table)
-        notes = (*notes, f"likeness of images and classes: {_feature_words(config)}")
+    context, notes = make_context(config, table, noise.values())
+    likeness = context.likeness
     labels = {}
     for name, site_rows in rows.items():
         if noise[name].replaces_images:  # see foreign_images.py
@@ -95,22 +85,47 @@ def _draw_labels(
         groups = None
         if noise[name].definition.needs_groups:
             groups = _groups_of(table, site_rows, noise[name])
-        labels[name] = corrupt(
+        site_likeness = None if likeness is None else likeness[site_rows]
+        labels[name] = corrupt_site(
             table.labels[site_rows],
             noise[name],
-            num_classes=table.num_classes,
-            candidates=candidates,
-            matrix=matrix,
-            annotators=annotators,
-            likeness=None if likeness is None else likeness[site_rows],
-            groups=groups,
-            rng=stream(config.seed, "noise", name),
+            replace(context, likeness=site_likeness, groups=groups),
+            stream(config.seed, "noise", name),
         )
         if table.checked is not None:
             # noise is what nobody has noticed: a label that a person has checked stays correct
             is_checked = table.checked.mask[site_rows]
             labels[name] = np.where(is_checked, table.labels[site_rows], labels[name])
     return GivenLabels(noise, labels, notes)
+
+
+def make_context(
+    config: Config, table: ImageTable, noises: Iterable[SiteNoise]
+) -> tuple[NoiseContext, tuple[str, ...]]:
+    """What these kinds may know, with the likeness of all images of the table; and notes."""
+    noises = list(noises)
+    notes = []
+    candidates = matrix = annotators = likeness = None
+    if any(noise.needs_candidates for noise in noises):
+        candidates, origin = find_candidates(config, table)
+        notes.append(f"classes that are easily mistaken for each other (noise C, U): {origin}")
+    if config.noise.matrix:
+        matrix = read_matrix(config.noise.matrix, table.num_classes)
+    if config.noise.annotators:
+        annotators = read_annotators(config.noise.annotators, table.num_classes)
+    if any(noise.definition.needs_likeness for noise in noises):
+        likeness = measure_likeness(table)
+        notes.append("hard images: those on which an independent reader errs, of other features")
+    context = NoiseContext(
+        table.num_classes,
+        candidates,
+        matrix,
+        annotators=annotators,
+        likeness=likeness,
+        classes=table.classes,
+        order=tuple(table.classes.index(name) for name in table.order),
+    )
+    return context, tuple(notes)
 
 
 def _groups_of(table: ImageTable, rows: np.ndarray, noise: SiteNoise) -> np.ndarray:
@@ -123,41 +138,117 @@ def _groups_of(table: ImageTable, rows: np.ndarray, noise: SiteNoise) -> np.ndar
     return np.asarray(table.groups[rows])
 
 
-def _feature_words(config: Config) -> str:
-    if config.model.frozen:
-        return f"distances to class means of {config.model.name} features, true labels"
-    return f"distances to class means of images at {_THUMBNAIL} pixels, true labels"
+# ---- which images are hard to read ----
+# Readers err on hard images, and what is hard must not be taken from the features that methods and
+# audits see: they would recognise it. So a reader is simulated that sees something else: colours
+# on a coarse grid and the directions of edges. It has learnt from other images with their true
+# labels (folds of whole groups), and its doubts are as large as its errors.
 
 
-def measure_likeness(config: Config, table: ImageTable) -> np.ndarray:
-    """(n, C): for all images of the table, minus half the squared distance to each class mean.
+def measure_likeness(table: ImageTable) -> np.ndarray:
+    """(n, C): log-probabilities of the classes by an independent reader; 0 outside training.
 
-    In units of the mean squared distance of a training image from the mean of its own class.
-    Features are those of the frozen network or, without one, small versions of the images.
+    Data without images is read by its features. The same for every network and seed.
     """
     train = table.rows("train")
-    if config.model.frozen:
-        features = np.asarray(frozen_features(config, table), dtype=np.float64)
-    else:
-        features = _thumbnails(table.images)
     labels = table.labels[train]
-    means = np.zeros((table.num_classes, features.shape[1]))
+    view = table.image_digest or images_digest(table.images)
+    if not table.has_images and table.features is not None:
+        view = images_digest(table.features)
+    key = hashlib.sha256(f"reader-2|{table.num_classes}|{view}".encode())
+    key.update(train.astype("<i8").tobytes() + labels.astype("<i8").tobytes())
+    folds = _reader_folds(table, train)
+    key.update(folds.astype("<i8").tobytes())
+
+    def fill(out: np.ndarray) -> None:
+        if table.has_images:
+            views = describe_images(table.images, train)
+        else:
+            views = np.asarray(table.features, np.float64)[train]
+        out[:] = 0.0
+        out[train] = read_by_others(views, labels, folds, table.num_classes)
+
+    shape = (len(table), table.num_classes)
+    return cached_array(key.hexdigest(), shape, np.float64, fill)
+
+
+def _reader_folds(table: ImageTable, train: np.ndarray) -> np.ndarray:
+    """(m,): the fold of every training image; those of a group are in one fold."""
+    if table.groups is None:
+        units = np.arange(len(train))
+    else:
+        units = np.unique(table.groups[train], return_inverse=True)[1]
+    fold_numbers = stream(0, "reader", "folds").integers(0, _FOLDS, int(units.max()) + 1)
+    return np.asarray(fold_numbers[units])
+
+
+def describe_images(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(m, 320): colours in 8 x 8 cells, and edges of 8 directions in 4 x 4 cells."""
+    blocks = []
+    for start in range(0, len(rows), _BLOCK):
+        pixels = np.asarray(images[rows[start : start + _BLOCK]], np.float32)
+        grey = pixels.mean(axis=3)
+        down, right = np.gradient(grey, axis=(1, 2))
+        strength = np.hypot(down, right)
+        direction = np.floor(np.arctan2(down, right) / np.pi * 4).astype(int) % 8
+        edges = strength[..., None] * (direction[..., None] == np.arange(8))
+        cells = [_mean_cells(pixels, 8), np.sqrt(_mean_cells(edges, 4))]
+        blocks.append(np.concatenate(cells, axis=1))
+    return np.concatenate(blocks).astype(np.float64)
+
+
+def _mean_cells(values: np.ndarray, side: int) -> np.ndarray:
+    """(b, side * side * channels): means of (b, H, W, channels) over a grid of cells."""
+    edges = [np.linspace(0, length, side + 1).astype(int)[:-1] for length in values.shape[1:3]]
+    sums = np.add.reduceat(np.add.reduceat(values, edges[0], axis=1), edges[1], axis=2)
+    return np.asarray(sums.reshape(len(values), -1)) * (side * side / values[0, ..., 0].size)
+
+
+def read_by_others(
+    views: np.ndarray, labels: np.ndarray, folds: np.ndarray, num_classes: int
+) -> np.ndarray:
+    """(n, C): log-probabilities by linear discriminants that have seen the other folds.
+
+    views (n, D), labels (n,), folds (n,). All classes have the same prior, and one temperature
+    makes the probabilities of the true labels as large as possible. Of the probability,
+    SLIP is spread over all classes: any image can be misread.
+    """
+    scores = np.zeros((len(labels), num_classes))
+    for fold in range(_FOLDS):
+        is_other = folds != fold
+        if is_other.any() and not is_other.all():
+            scores[~is_other] = _discriminate(
+                views[is_other], labels[is_other], views[~is_other], num_classes
+            )
+    rows = np.arange(len(labels))
+    fits = {}
+    for temperature in np.geomspace(1, 300, 40).tolist():
+        log_probs = _log_softmax(scores / temperature)
+        fits[float(log_probs[rows, labels].mean())] = log_probs
+    return np.asarray(np.log((1 - SLIP) * np.exp(fits[max(fits)]) + SLIP / num_classes))
+
+
+def _discriminate(
+    views: np.ndarray, labels: np.ndarray, unseen_views: np.ndarray, num_classes: int
+) -> np.ndarray:
+    """(m, C): linear discriminant scores of views (m, D) from n views with their labels."""
+    centre, scale = views.mean(axis=0), np.maximum(views.std(axis=0), 1e-9)
+    views = (views - centre) / scale
+    unseen_views = (unseen_views - centre) / scale
+    means = np.zeros((num_classes, views.shape[1]))
     for c in np.unique(labels):
-        means[c] = features[train[labels == c]].mean(axis=0)
-    squares = np.empty((len(features), table.num_classes))
-    for c in range(table.num_classes):
-        squares[:, c] = np.square(features - means[c]).sum(axis=1)
-    unit = squares[train, labels].mean()
-    return np.asarray(-0.5 * squares / max(float(unit), 1e-12))
+        means[c] = views[labels == c].mean(axis=0)
+    inner = views - means[labels]
+    covariance = inner.T @ inner / len(views)
+    # half of the variance shrinks towards independence: there may be few images
+    covariance = 0.5 * covariance + 0.5 * np.eye(len(covariance))
+    weights = np.linalg.solve(covariance, means.T)
+    return np.asarray(unseen_views @ weights - 0.5 * np.sum(means.T * weights, axis=0))
 
 
-def _thumbnails(images: np.ndarray) -> np.ndarray:
-    """(n, 8 * 8 * 3) float64: means over a grid of 8 x 8 cells."""
-    rows = np.linspace(0, images.shape[1], _THUMBNAIL + 1).astype(int)[:-1]
-    columns = np.linspace(0, images.shape[2], _THUMBNAIL + 1).astype(int)[:-1]
-    cells = np.add.reduceat(np.asarray(images, dtype=np.float64), rows, axis=1)
-    cells = np.add.reduceat(cells, columns, axis=2)
-    return np.asarray(cells.reshape(len(images), -1))
+def _log_softmax(scores: np.ndarray) -> np.ndarray:
+    scores = scores - scores.max(axis=1, keepdims=True)
+    return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))
 
 
 def _recorded_labels(table: ImageTable, labels: np.ndarray, rows: Rows) -> GivenLabels:

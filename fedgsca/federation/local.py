@@ -22,7 +22,7 @@ from fedgsca.errors import UpdateError
 from fedgsca.federation import label_evidence
 from fedgsca.federation.base import Reply
 from fedgsca.federation.privacy import NormalSource, protect, secret_normals
-from fedgsca.federation.samples import weights_path
+from fedgsca.federation.samples import weight_files
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.methods.base import Method, compose_method
 from fedgsca.methods.site import Site
@@ -70,7 +70,7 @@ class SiteRunner:
             head=method.head,
             seed=config.seed,
             # a frozen model is its head: the coordinator of a deployment needs no backbone
-            weights=None if config.model.frozen else weights_path(config),
+            weights=() if config.model.frozen else weight_files(config),
         )
         self.model = model.to(self.device)
         compile_backbone(self.model, config.train, self.device)

@@ -365,6 +365,8 @@ class DataSetup(Record):
     shape: tuple[int, ...]  # (n, height, width, channels)
     # the grey value that became white: 16-bit values were divided by it; None: 8-bit images only
     white: int | None
+    # grades from the lowest to the highest, where the classes have an order
+    order: tuple[str, ...] | None = None
     # numbers per image, where the model is a head on the user's own features
     feature_width: int | None = None
 

@@ -285,6 +285,7 @@ class RunFolder:
                 name=table.name,
                 fingerprint=table.fingerprint,
                 classes=tuple(table.classes),
+                order=table.order or None,
                 shape=tuple(table.images.shape),
                 white=table.white,
                 feature_width=experiment.feature_width if is_head else None,

@@ -75,29 +75,24 @@ def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
 
     Labels and splits are not part of the key: corrected labels and other seeds use the same ones.
     """
-    from fedgsca.models.build import build_backbone, spec_of
+    from fedgsca.models.build import build_frozen, feature_width
     from fedgsca.models.features import extract
-    from fedgsca.models.weights import load_backbone
 
     if config.model.name == OWN_FEATURES:
         return _own_features(table)
     check_images(config, table)
-    path = needed_weights(config)
-    size = config.model.feature_size
-    spec = spec_of(config.model.name)
+    weights = needed_weights(config)
 
     def fill(out: np.ndarray) -> None:
-        backbone = build_backbone(config.model.name, seed=config.seed)
-        if path is not None:
-            load_backbone(backbone, path)
+        backbone = build_frozen(config.model, seed=config.seed, weights=weights)
         start = 0
         if table.source_table is not None:  # only images that noise appended are new
             start = len(table.source_table)
             out[:start] = frozen_features(config, table.source_table)
-        extract(backbone, spec, table.images[start:], size, out[start:], network=config.model.name)
+        extract(backbone, config.model, table.images[start:], out[start:])
 
     key = _cache_key(config, table)
-    return cached_array(key, (len(table), spec.width), np.float32, fill)
+    return cached_array(key, (len(table), feature_width(config.model)), np.float32, fill)
 
 
 def copy_features(config: Config, table: ImageTable, source: ImageTable, rows: np.ndarray) -> None:
@@ -105,7 +100,7 @@ def copy_features(config: Config, table: ImageTable, source: ImageTable, rows: n
 
     They are the same numbers, without a second pass through the backbone.
     """
-    from fedgsca.models.build import spec_of
+    from fedgsca.models.build import feature_width
 
     def fill(out: np.ndarray) -> None:
         out[:] = frozen_features(config, source)[rows]
@@ -113,7 +108,7 @@ def copy_features(config: Config, table: ImageTable, source: ImageTable, rows: n
     if config.model.name == OWN_FEATURES:
         return  # the table has them
     key = _cache_key(config, table)
-    cached_array(key, (len(table), spec_of(config.model.name).width), np.float32, fill)
+    cached_array(key, (len(table), feature_width(config.model)), np.float32, fill)
 
 
 def features_are_cached(config: Config, table: ImageTable) -> bool:
@@ -156,26 +151,21 @@ def _cache_key(config: Config, table: ImageTable) -> str:
     digest = weights_digest(config) or str(needed_weights(config))
     model = config.model
     images = f"{table.images.shape}|{table.image_digest or images_digest(table.images)}"
-    identity = f"features-3|{images}|{model.name}|{digest}|{model.feature_size}"
+    network = f"{model.name}|{model.features}|{model.feature_size}"
+    identity = f"features-4|{images}|{network}|{digest}"
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
 # ---- the file of initial weights ----
 
 
-def weights_path(config: Config) -> Path | None:
-    """Where the weights file is; None for a model that starts from random weights."""
+def weight_files(config: Config) -> tuple[Path, ...]:
+    """Where the weights are, a file for each part of the network; none: they are random."""
     if config.model.weights == "packaged":
-        from fedgsca.models.networks import packaged_weights
+        from fedgsca.models.weights import packaged_weights
 
-        if config.model.name != "efficientnet-lite0":
-            raise ConfigError(
-                "weights.not-packaged",
-                f"no weights are packaged for {config.model.name}",
-                fix="--set model.weights=FILE",
-            )
-        return packaged_weights()
-    return Path(config.model.weights).expanduser() if config.model.weights else None
+        return packaged_weights(config.model.name)
+    return (Path(config.model.weights).expanduser(),) if config.model.weights else ()
 
 
 def check_weights(config: Config) -> None:
@@ -184,39 +174,41 @@ def check_weights(config: Config) -> None:
     Raises an error if the file does not exist, or if a frozen network has no weights.
     """
     needs_weights = config.model.frozen and config.model.name != OWN_FEATURES
-    path = needed_weights(config) if needs_weights else weights_path(config)
-    if path is not None and not path.is_file():
-        raise WeightsError(
-            "weights.file-not-found",
-            f"the weights file {path} does not exist",
-            fix="give the path of a .safetensors, .pth, .pt or .torch file",
-        )
+    paths = needed_weights(config) if needs_weights else weight_files(config)
+    for path in paths:
+        if not path.is_file():
+            raise WeightsError(
+                "weights.file-not-found",
+                f"the weights file {path} does not exist",
+                fix="give the path of a .safetensors, .pth, .pt or .torch file",
+            )
 
 
-def needed_weights(config: Config) -> Path | None:
-    """The weights file of a frozen network; None if the network brings weights along."""
-    path = weights_path(config)
-    if path is None and not brings_weights(config):
+def needed_weights(config: Config) -> tuple[Path, ...]:
+    """The weight files of a frozen network; none if the network brings weights along."""
+    paths = weight_files(config)
+    if not paths and not brings_weights(config):
         raise ConfigError(
             "weights.missing-for-frozen-model",
             f"a frozen {config.model.name} without weights would give random features",
             fix="--set model.weights=FILE, or use model.name=efficientnet-lite0 with its packaged"
             " weights",
         )
-    return path
+    return paths
 
 
 def weights_digest(config: Config) -> str | None:
-    """sha256 of the weights file; None without one.
+    """sha256 of the weights file, or of those of several files; None without one.
 
     A frozen network of the user's own may bring its weights along: then it is a digest of these.
     """
-    path = weights_path(config)
-    if path is None and brings_weights(config):
+    paths = weight_files(config)
+    if not paths and brings_weights(config):
         return _state_digest(config.model.name, config.seed)
-    if path is None or not path.is_file():
+    if not paths or not all(path.is_file() for path in paths):
         return None
-    return sha256_file(path)
+    digests = [sha256_file(path) for path in paths]
+    return digests[0] if len(digests) == 1 else hashlib.sha256(repr(digests).encode()).hexdigest()
 
 
 def brings_weights(config: Config) -> bool:

@@ -27,8 +27,8 @@ from fedgsca.federation.samples import (
     brings_weights,
     make_sampler,
     split_samples,
+    weight_files,
     weights_digest,
-    weights_path,
 )
 from fedgsca.methods.site import Samples
 from fedgsca.noise import SiteNoise
@@ -63,10 +63,10 @@ class Experiment:
             checked = self.sites[name].checked
             if checked is not None:
                 sha.update(checked.to_bytes())
-        path = weights_path(self.config)
-        if path is not None and path.is_file():
+        paths = [path for path in weight_files(self.config) if path.is_file()]
+        for path in paths:
             sha.update(path.read_bytes())
-        elif brings_weights(self.config):
+        if not paths and brings_weights(self.config):
             sha.update((weights_digest(self.config) or "").encode())
         return sha.hexdigest()
 
@@ -252,7 +252,7 @@ def feature_width_of(config: Config, table: ImageTable) -> int:
     from fedgsca.models.build import feature_width
 
     if config.model.name != OWN_FEATURES:
-        return feature_width(config.model.name)
+        return feature_width(config.model)
     if table.features is not None:
         return int(table.features.shape[1])
     return config.model.feature_width or 0

@@ -17,7 +17,7 @@ from fedgsca.data.table import ImageTable
 from fedgsca.federation.samples import check_images, features_are_cached
 from fedgsca.federation.simulation import check_model, feature_width_of
 from fedgsca.methods.base import make_method
-from fedgsca.models.build import build_backbone, build_model, spec_of
+from fedgsca.models.build import build_frozen, build_model
 from fedgsca.models.device import prepare_device, synchronise
 from fedgsca.models.features import extract
 from fedgsca.support.files import remove_quietly, temporary_path, write_atomic
@@ -75,7 +75,6 @@ def measure_speed(config: Config, table: ImageTable) -> MachineSpeed:
         width=feature_width_of(config, table),
         head=method.head,
         seed=config.seed,
-        weights=None,
     ).to(device)
     batch = config.train.batch_size
     if config.model.frozen:
@@ -134,16 +133,15 @@ def _seconds_per_step(model: nn.Module, x: torch.Tensor) -> float:
 
 
 def _seconds_per_feature(config: Config, table: ImageTable) -> float:
-    name = config.model.name
+    model = config.model
     images = np.asarray(table.images[:_PROBE])
-    out = np.empty((len(images), spec_of(name).width), np.float32)
-    backbone = build_backbone(name, seed=config.seed)
-    spec = spec_of(name)
-    extract(backbone, spec, images[:1], config.model.feature_size, out[:1])  # sets up the libraries
+    out = np.empty((len(images), feature_width_of(config, table)), np.float32)
+    backbone = build_frozen(model, seed=config.seed)
+    extract(backbone, model, images[:1], out[:1])  # sets up the libraries
     seconds = []
     for half in (slice(None, _PROBE // 2), slice(_PROBE // 2, None)):
         if len(images[half]):
             start = time.perf_counter()
-            extract(backbone, spec, images[half], config.model.feature_size, out[half])
+            extract(backbone, model, images[half], out[half])
             seconds.append((time.perf_counter() - start) / len(images[half]))
     return min(seconds)  # the other half may have been disturbed by other programs

@@ -7,8 +7,8 @@ global generator, so the same seed gives the same initial bytes in every process
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,8 +16,20 @@ from torch import Tensor, nn
 
 from fedgsca.config import OWN_FEATURES, ModelConfig
 from fedgsca.errors import ConfigError
-from fedgsca.models.networks import resnet18, resnet50
-from fedgsca.models.own_network import cut_network, inspect_network
+from fedgsca.models.networks import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    LITE_MEAN,
+    LITE_STD,
+    ClassTokenViT,
+    NetworkPair,
+    PooledDenseNet,
+    PooledEfficientNet,
+    StageFeatures,
+    resnet18,
+    resnet50,
+)
+from fedgsca.models.own_network import cut_network, inspect_network, measure_layers
 from fedgsca.models.weights import load_backbone
 from fedgsca.rng import global_torch_stream, torch_stream
 from fedgsca.support.registry import is_import_path
@@ -50,36 +62,6 @@ class SmallCNN(nn.Module):
         return torch.as_tensor(self.layers(x).mean(dim=(2, 3)))
 
 
-class PooledEfficientNet(nn.Module):
-    """EfficientNet-Lite0 up to its pooled features.
-
-    Drop-connect is off: it would draw from torch's global generator.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        from fedgsca.models.networks import efficientnet_lite0
-
-        self.net = efficientnet_lite0()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, 3, H, W) -> (b, 1280)."""
-        features: Tensor = self.net.extract_features(x)  # type: ignore[operator]
-        return features.mean(dim=(2, 3))
-
-
-def _densenet() -> nn.Module:
-    from fedgsca.models.networks import PooledDenseNet
-
-    return PooledDenseNet()
-
-
-def _vit() -> nn.Module:
-    from fedgsca.models.networks import ClassTokenViT
-
-    return ClassTokenViT()
-
-
 @dataclass(frozen=True)
 class Spec:
     """How to make a backbone, and the images it expects."""
@@ -96,18 +78,35 @@ class Spec:
     smallest_size: int = 1
     # the memory layout that trains 10-45 % faster on CPUs; not every module supports it
     channels_last: bool = True
+    # layers in front of the last one whose averages a frozen network also gives -> their widths
+    stages: Mapping[str, int] = field(default_factory=dict)
 
 
-_IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+_IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
 _PLAIN = ((127.5,) * 3, (64.0,) * 3)
+_LITE_STAGES = dict(zip((0, 2, 4, 7, 10, 14, 15), (16, 24, 40, 80, 112, 192, 320), strict=True))
+_LITE = {f"net._blocks.{block}": width for block, width in _LITE_STAGES.items()}
+_RESNET18 = {"layer1": 64, "layer2": 128, "layer3": 256}
+_RESNET50 = {"layer1": 256, "layer2": 512, "layer3": 1024}
+_DENSENET = {
+    "net.features.transition1": 128,
+    "net.features.transition2": 256,
+    "net.features.transition3": 512,
+}
+_VIT = {f"net.blocks.{block}": 768 for block in (2, 5, 8, 11)}
+_PAIR = {f"parts.0.{name}": width for name, width in _LITE.items()}
+_PAIR |= {f"parts.1.{name}": width for name, width in _RESNET50.items()}
 MODELS: dict[str, Spec] = {
     "cnn": Spec(SmallCNN, 128, *_PLAIN, 32),
     "cnn-groupnorm": Spec(lambda: SmallCNN("group"), 128, *_PLAIN, 32),
-    "resnet18": Spec(resnet18, 512, *_IMAGENET, 224),
-    "resnet50": Spec(resnet50, 2048, *_IMAGENET, 224),
-    "densenet121": Spec(_densenet, 1024, *_IMAGENET, 224, smallest_size=32),
-    "vit-b16": Spec(_vit, 768, *_IMAGENET, 224, smallest_size=16),
-    "efficientnet-lite0": Spec(PooledEfficientNet, 1280, (127.0,) * 3, (128.0,) * 3, 224),
+    "resnet18": Spec(resnet18, 512, *_IMAGENET, 224, stages=_RESNET18),
+    "resnet50": Spec(resnet50, 2048, *_IMAGENET, 224, stages=_RESNET50),
+    "densenet121": Spec(PooledDenseNet, 1024, *_IMAGENET, 224, smallest_size=32, stages=_DENSENET),
+    "vit-b16": Spec(ClassTokenViT, 768, *_IMAGENET, 224, smallest_size=16, stages=_VIT),
+    "efficientnet-lite0": Spec(
+        PooledEfficientNet, 1280, (LITE_MEAN,) * 3, (LITE_STD,) * 3, 224, stages=_LITE
+    ),
+    "efficientnet-lite0-resnet50": Spec(NetworkPair, 1280 + 2048, *_IMAGENET, 224, stages=_PAIR),
     # the width is that of the user's vectors
     OWN_FEATURES: Spec(nn.Identity, 0, *_PLAIN, 0),
 }
@@ -166,9 +165,18 @@ def spec_of(name: str) -> Spec:
     return MODELS[name]
 
 
-def feature_width(name: str) -> int:
-    """D, the length of a network's feature vector."""
-    return spec_of(name).width
+def feature_width(model: ModelConfig) -> int:
+    """D, the length of a feature vector of the configured network."""
+    return spec_of(model.name).width + sum(_stages(model).values())
+
+
+def _stages(model: ModelConfig) -> Mapping[str, int]:
+    """Layers whose averages the configured network gives beside its features -> their widths."""
+    if not model.frozen or model.features == "last":
+        return {}
+    if is_import_path(model.name):
+        return measure_layers(model.name, model.feature_size)
+    return spec_of(model.name).stages
 
 
 def _initialise(layer: nn.Module, generator: torch.Generator) -> None:
@@ -217,12 +225,19 @@ def build_backbone(name: str, *, seed: int) -> nn.Module:
     """
     if is_import_path(name):
         return cut_network(name, seed).backbone
-    spec = spec_of(name)
-    if name == "efficientnet-lite0":
-        from fedgsca.models.networks import need_efficientnet
+    return _materialise(spec_of(name).make, seed, f"backbone/{name}")
 
-        need_efficientnet()
-    return _materialise(spec.make, seed, f"backbone/{name}")
+
+def build_frozen(model: ModelConfig, *, seed: int, weights: Sequence[Path] = ()) -> nn.Module:
+    """The backbone of frozen features as configured: (b, 3, H, W) -> (b, D), with its weights.
+
+    Without `weights`, it keeps those that it is built with.
+    """
+    backbone = build_backbone(model.name, seed=seed)
+    if weights:
+        load_backbone(backbone, weights)
+    stages = _stages(model)
+    return StageFeatures(backbone, list(stages)) if stages else backbone
 
 
 def build_classifier(name: str, num_classes: int, *, seed: int, head: str = "linear") -> Classifier:
@@ -243,6 +258,14 @@ def build_head_only(width: int, num_classes: int, *, seed: int, head: str = "lin
     return Classifier(nn.Identity(), _build_head(head, width, num_classes, seed))
 
 
+def build_exported(model: ModelConfig, num_classes: int, *, head: str) -> Classifier:
+    """A network to be filled with exported weights; a frozen backbone is part of it."""
+    if not model.frozen:
+        return build_classifier(model.name, num_classes, seed=0, head=head)
+    width = feature_width(model)
+    return Classifier(build_frozen(model, seed=0), _build_head(head, width, num_classes, 0))
+
+
 def _build_head(kind: str, width: int, num_classes: int, seed: int) -> nn.Module:
     return _materialise(lambda: HEADS[kind](width, num_classes), seed, "head")
 
@@ -253,16 +276,22 @@ def trainable_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def build_model(
-    model: ModelConfig, num_classes: int, *, width: int, head: str, seed: int, weights: Path | None
+    model: ModelConfig,
+    num_classes: int,
+    *,
+    width: int,
+    head: str,
+    seed: int,
+    weights: Sequence[Path] = (),
 ) -> Classifier:
     """A fresh head on a fresh or pretrained backbone; in frozen mode the head alone.
 
-    `width` is that of the feature vectors, `weights` the file of the pretrained backbone; None: the
-    backbone is fresh.
+    `width` is that of the feature vectors, `weights` the files of the pretrained backbone; none:
+    the backbone is fresh.
     """
     if model.frozen:
         return build_head_only(width, num_classes, seed=seed, head=head)
     classifier = build_classifier(model.name, num_classes, seed=seed, head=head)
-    if weights is not None:
+    if weights:
         load_backbone(classifier.backbone, weights)
     return classifier

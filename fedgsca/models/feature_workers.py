@@ -17,7 +17,6 @@ than they gain.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import multiprocessing
 import os
@@ -34,6 +33,7 @@ from typing import IO
 import numpy as np
 from torch import nn
 
+from fedgsca.config import ModelConfig
 from fedgsca.errors import ConfigError
 from fedgsca.support.registry import is_import_path
 
@@ -58,7 +58,7 @@ def choose_workers(network: str, num_batches: int, seconds: float) -> int:
     `seconds` is what a batch has taken here, 0.0 before the first one. A network of the user's own
     is computed where it was made: its module may not exist elsewhere.
     """
-    if not network or is_import_path(network) or num_batches < 2:
+    if is_import_path(network) or num_batches < 2:
         return 1
     count = read_setting()
     if count is not None:
@@ -99,11 +99,11 @@ def count_cores() -> int:
 class FeatureWorkers:
     """Processes that compute features with the weights of a backbone."""
 
-    def __init__(self, network: str, backbone: nn.Module, size: int, count: int) -> None:
+    def __init__(self, model: ModelConfig, backbone: nn.Module, count: int) -> None:
         from safetensors.torch import save
 
         tensors = {key: value.contiguous() for key, value in backbone.state_dict().items()}
-        self.opening = [json.dumps({"network": network, "size": size}).encode(), save(tensors)]
+        self.opening = [model.model_dump_json().encode(), save(tensors)]
         self.count = count
         self.pending: queue.SimpleQueue[int] = queue.SimpleQueue()
         # None: a worker has ended
@@ -243,13 +243,13 @@ def serve(source: IO[bytes], target: IO[bytes]) -> None:
     """Answer batches of images with their features until the input ends."""
     from safetensors.torch import load
 
-    from fedgsca.models.build import build_backbone, spec_of
+    from fedgsca.models.build import build_frozen
     from fedgsca.models.features import FeaturePass, feature_threads
 
-    task = json.loads(receive_message(source))
-    backbone = build_backbone(task["network"], seed=0)
+    model = ModelConfig.model_validate_json(receive_message(source))
+    backbone = build_frozen(model, seed=0)
     backbone.load_state_dict(load(receive_message(source)))
-    feature_pass = FeaturePass(backbone, spec_of(task["network"]), task["size"])
+    feature_pass = FeaturePass(backbone, model)
     with feature_threads():
         while True:
             try:

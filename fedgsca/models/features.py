@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.models.build import Spec
+from fedgsca.config import ModelConfig
+from fedgsca.models.build import spec_of
 from fedgsca.support.console import activity
 
 # fixed: the number of threads changes the bytes, and the cache must not depend on who filled it
@@ -23,13 +24,14 @@ BATCH = 64
 class FeaturePass:
     """A frozen backbone that is ready to compute features of batches of images."""
 
-    def __init__(self, backbone: nn.Module, spec: Spec, size: int) -> None:
-        """`size`: pixels at the input of the backbone."""
+    def __init__(self, backbone: nn.Module, model: ModelConfig) -> None:
+        """The backbone is that of the configured frozen model (`build_frozen`)."""
+        spec = spec_of(model.name)
         backbone.eval()
         if spec.channels_last:
             backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.backbone = backbone
-        self.size = size
+        self.size = model.feature_size
         self.mean = torch.tensor(spec.mean).view(1, 3, 1, 1)
         self.std = torch.tensor(spec.std).view(1, 3, 1, 1)
 
@@ -48,25 +50,24 @@ class FeaturePass:
 
 def extract(
     backbone: nn.Module,
-    spec: Spec,
+    model: ModelConfig,
     images: np.ndarray,
-    size: int,
     out: np.ndarray,
     *,
     batch: int = BATCH,
-    network: str = "",
 ) -> None:
-    """Fill out (n, D) with features of images (n, H, W, 3) uint8, resized to `size`.
+    """Fill out (n, D) with features of images (n, H, W, 3) uint8 by a model's frozen backbone.
 
     Every vector is standardised by itself (zero mean, unit variance over its D entries): heads then
     train at one learning rate whatever the backbone, and sites need not share any statistic.
 
-    `network` is the name of a network of this package, if the backbone is one: worker processes
-    may then help (fedgsca.models.feature_workers). The bytes are the same with and without them.
+    Worker processes may help (fedgsca.models.feature_workers). The bytes are the same with and
+    without them.
     """
     from fedgsca.models.feature_workers import FeatureWorkers, choose_workers
 
-    feature_pass = FeaturePass(backbone, spec, size)
+    feature_pass = FeaturePass(backbone, model)
+    may_help = True
     starts = list(range(0, len(images), batch))
     with activity("computing features", len(images)) as advance, feature_threads():
 
@@ -76,12 +77,12 @@ def extract(
 
         seconds = 0.0
         while starts:
-            num_workers = choose_workers(network, len(starts), seconds)
+            num_workers = choose_workers(model.name, len(starts), seconds) if may_help else 1
             if num_workers > 1:
-                workers = FeatureWorkers(network, backbone, size, num_workers)
+                workers = FeatureWorkers(model, backbone, num_workers)
                 blocks = {start: images[start : start + batch] for start in starts}
                 starts = workers.compute(blocks, store)
-                network = ""  # what workers could not do is done here
+                may_help = False  # what workers could not do is done here
                 continue
             begin = time.perf_counter()
             start = starts.pop(0)

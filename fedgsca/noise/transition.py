@@ -6,6 +6,7 @@ Every sample is drawn on its own, so the realised rate differs a little from the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypedDict
 
 import numpy as np
@@ -31,13 +32,20 @@ def transition_matrix(
     matrix: np.ndarray | None = None,
     class_counts: np.ndarray | None = None,
     annotators: np.ndarray | None = None,
+    order: tuple[int, ...] = (),
 ) -> np.ndarray:
     """(C, C): probability of each given label (column) for each true class (row). Rows sum to one.
 
     `candidates`, `matrix` (C, C), `class_counts` (C,), how often each class occurs among the
-    true labels of the site, and `annotators` (A, C, C) are for the kinds that need them.
+    true labels of the site, and `annotators` (A, C, C) are for the kinds that need them; `order`
+    are the indices of grades from the lowest.
     """
-    context = NoiseContext(num_classes, candidates, matrix, class_counts, annotators)
+    context = NoiseContext(num_classes, candidates, matrix, class_counts, annotators, order=order)
+    return matrix_in(noise, context)
+
+
+def matrix_in(noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+    """`transition_matrix` with all that a kind may know in one object."""
     if not noise.has_matrix:
         raise ConfigError(
             "noise.no-transition-matrix",
@@ -57,12 +65,24 @@ def corrupt(
     annotators: np.ndarray | None = None,
     likeness: np.ndarray | None = None,
     groups: np.ndarray | None = None,
+    order: tuple[int, ...] = (),
     rng: np.random.Generator,
 ) -> np.ndarray:
     """(n,): the labels a site is given when its true ones are `labels`; always a new array.
 
     `likeness` (n, C) and `groups` (n,) are for the kinds that depend on the image.
     """
+    context = NoiseContext(
+        num_classes, candidates, matrix, None, annotators, likeness, groups, order=order
+    )
+    return corrupt_site(labels, noise, context, rng)
+
+
+def corrupt_site(
+    labels: np.ndarray, noise: SiteNoise, context: NoiseContext, rng: np.random.Generator
+) -> np.ndarray:
+    """`corrupt` with all that a kind may know in one object, but the counts of the classes."""
+    num_classes = context.num_classes
     _check_labels(labels, num_classes)
     if noise.replaces_images:
         raise ConfigError(
@@ -70,15 +90,10 @@ def corrupt(
             f"noise {noise} replaces images and leaves the labels as they are",
             fix="use it in a simulation (noise.spec), which has the images",
         )
-    class_counts = np.bincount(labels, minlength=num_classes)
-    if noise.has_matrix or noise.definition.is_recorded:
-        transitions = transition_matrix(
-            noise, num_classes, candidates, matrix, class_counts, annotators
-        )
-        return corrupt_with(labels, transitions, rng)
-    context = NoiseContext(
-        num_classes, candidates, matrix, class_counts, annotators, likeness, groups
-    )
+    context = replace(context, class_counts=np.bincount(labels, minlength=num_classes))
+    depends_on_image = noise.definition.needs_likeness and context.likeness is not None
+    if (noise.has_matrix and not depends_on_image) or noise.definition.is_recorded:
+        return corrupt_with(labels, matrix_in(noise, context), rng)
     rows = noise.definition.image_probabilities(noise, labels, context, rng)
     return _draw(rows, rng)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedgsca.config import Config
+from fedgsca.config import Config, ModelConfig
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.federation import checkpoint
 from fedgsca.federation.base import Reply
@@ -45,7 +45,7 @@ from tests.toys import (
 
 METHODS = sorted(load_methods())
 # the toy's numbers for the symbols of a declaration
-DIMS = {"C": CLASSES, "D": feature_width("cnn"), "K": SITES}
+DIMS = {"C": CLASSES, "D": feature_width(ModelConfig(name="cnn")), "K": SITES}
 
 
 @dataclass(frozen=True)

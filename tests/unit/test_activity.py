@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedgsca.config import Tree, build
+from fedgsca.config import ModelConfig, Tree, build
 from fedgsca.data.load import load
 from fedgsca.federation.progress import LineDisplay
 from fedgsca.federation.time_estimate import MachineSpeed, TimeEstimate, estimate_time
-from fedgsca.models.build import build_backbone, spec_of
+from fedgsca.models.build import build_backbone
 from fedgsca.models.features import extract
 from fedgsca.support.console import activity, listen
 from tests.toys import toy_npz
+
+MODEL = ModelConfig(name="cnn", frozen=True, feature_size=16)
 
 
 class Recorder:
@@ -40,7 +42,7 @@ def test_features_and_files_are_counted() -> None:
     images = np.zeros((10, 16, 16, 3), np.uint8)
     with listen(recorder):
         backbone = build_backbone("cnn", seed=0)
-        extract(backbone, spec_of("cnn"), images, 16, np.empty((10, 128), np.float32), batch=4)
+        extract(backbone, MODEL, images, np.empty((10, 128), np.float32), batch=4)
     assert [position for _, position, _ in recorder.events] == [0, 4, 8, 10]
 
 

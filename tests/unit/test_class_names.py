@@ -162,3 +162,47 @@ def test_the_error_without_names_shows_the_line_to_write(root: Path) -> None:
     with pytest.raises(DataError) as gap:
         site_table(load_config(**SITES), str(root), None, {"Gesund": "healthy"})
     assert gap.value.code == "data.unmapped-class" and "'Karzinom'" in gap.value.message
+
+
+# ---- grades ----
+
+
+@pytest.fixture
+def graded(root: Path) -> Path:
+    """The images in a folder of four classes, of which three are grades."""
+    names = ["mild", "none", "severe", "blurred"]
+    lines = ["file,label", *(f"{i}.png,{names[i % 4]}" for i in range(12))]
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_an_order_numbers_the_grades_from_the_lowest(graded: Path) -> None:
+    table = load(str(graded), order=("none", "mild", "severe"))
+    assert table.classes == ("none", "mild", "severe", "blurred")
+    assert table.order == ("none", "mild", "severe")
+    before = load(str(graded))
+    assert before.order == ()
+    assert [table.classes[c] for c in table.labels] == [before.classes[c] for c in before.labels]
+
+
+def test_names_toml_may_order_grades_that_a_hospital_lacks(graded: Path) -> None:
+    (graded / "names.toml").write_text('order = ["none", "mild", "moderate", "severe"]\n')
+    table = load(str(graded))
+    assert table.order == ("none", "mild", "severe")
+    assert any("moderate" in note for note in table.notes)
+    # the experiment's own order comes first
+    assert load(str(graded), order=("severe", "mild")).order == ("severe", "mild")
+
+
+@pytest.mark.parametrize("order", [("none", "mlid"), ("none",), ("none", "mild", "none")])
+def test_an_order_that_does_not_fit_is_refused(graded: Path, order: tuple[str, ...]) -> None:
+    with pytest.raises(DataError) as caught:
+        load(str(graded), order=order)
+    assert caught.value.code == "data.class-order"
+
+
+def test_an_order_that_is_no_list_is_refused(graded: Path) -> None:
+    (graded / "names.toml").write_text('order = "mild"\n')
+    with pytest.raises(DataError) as caught:
+        load(str(graded))
+    assert caught.value.code == "data.invalid-names"

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedgsca.config import ModelConfig
 from fedgsca.errors import ConfigError
 from fedgsca.models import feature_workers
-from fedgsca.models.build import build_backbone, spec_of
+from fedgsca.models.build import build_backbone
 from fedgsca.models.feature_workers import (
     VARIABLE,
     FeatureWorkers,
@@ -29,13 +30,14 @@ from fedgsca.models.features import extract
 from fedgsca.rng import stream
 from fedgsca.support.console import listen
 
+MODEL = ModelConfig(name="cnn", frozen=True, feature_size=16)
 IMAGES = stream(5, "images").integers(0, 256, (40, 20, 20, 3), dtype=np.uint8)
 
 
 def features() -> np.ndarray:
     out = np.full((len(IMAGES), 128), np.nan, np.float32)
     backbone = build_backbone("cnn", seed=3)
-    extract(backbone, spec_of("cnn"), IMAGES, 16, out, batch=8, network="cnn")
+    extract(backbone, MODEL, IMAGES, out, batch=8)
     return out
 
 
@@ -143,7 +145,7 @@ def test_a_worker_survives_an_interrupt_and_ends_with_the_process_that_started_i
     process = feature_workers._start_worker()
     assert process is not None
     assert process.stdin is not None and process.stdout is not None
-    for message in FeatureWorkers("cnn", build_backbone("cnn", seed=3), 16, 1).opening:
+    for message in FeatureWorkers(MODEL, build_backbone("cnn", seed=3), 1).opening:
         send_message(process.stdin, message)
     for _ in range(2):
         send_message(process.stdin, encode_array(IMAGES[:8]))
@@ -171,7 +173,6 @@ def test_workers_start_only_where_they_gain(monkeypatch: pytest.MonkeyPatch) -> 
     assert choose_workers("cnn", 3, 60.0) == 3
     assert choose_workers("cnn", 10, 1.0) == 1  # sooner done than started
     assert choose_workers("package.module:function", 100, 1.0) == 1
-    assert choose_workers("", 100, 1.0) == 1
     monkeypatch.setattr(feature_workers, "count_cores", lambda: 3)
     assert choose_workers("cnn", 100, 1.0) == 1
     monkeypatch.setenv(VARIABLE, "auto")

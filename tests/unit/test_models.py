@@ -10,21 +10,27 @@ import numpy as np
 import pytest
 import torch
 
-from fedgsca.errors import ConfigError
+from fedgsca.config import ModelConfig, build
+from fedgsca.errors import ConfigError, WeightsError
 from fedgsca.federation.simulation import prepare
 from fedgsca.methods.site import weights_of
 from fedgsca.models.build import (
     build_backbone,
     build_classifier,
+    build_frozen,
     build_head_only,
     feature_width,
     spec_of,
     trainable_names,
 )
 from fedgsca.models.device import prepare_device
+from fedgsca.models.features import FeaturePass
+from fedgsca.models.networks import StageFeatures
+from fedgsca.models.weights import has_packaged_weights, packaged_weights
 from tests.toys import toy_config, toy_npz, toy_weights
 
 SMALL = ["cnn", "cnn-groupnorm"]
+PAIR = "efficientnet-lite0-resnet50"
 needs_weights = pytest.mark.skipif(
     find_spec("efficientnet_lite_pytorch") is None, reason="the [weights] extra is not installed"
 )
@@ -35,7 +41,7 @@ needs_weights = pytest.mark.skipif(
 def test_images_to_features_to_logits(name: str, head: str) -> None:
     model = build_classifier(name, 5, seed=0, head=head).eval()
     x = torch.zeros(2, 3, 28, 28)
-    assert model.features(x).shape == (2, feature_width(name))
+    assert model.features(x).shape == (2, feature_width(ModelConfig(name=name)))
     assert model(x).shape == (2, 5) and torch.equal(model(x), model.head(model.features(x)))
 
 
@@ -43,7 +49,7 @@ def test_images_to_features_to_logits(name: str, head: str) -> None:
 def test_any_image_size_gives_the_same_width(size: int) -> None:
     assert build_classifier("cnn", 3, seed=0).features(torch.zeros(2, 3, size, size)).shape == (
         2,
-        feature_width("cnn"),
+        feature_width(ModelConfig(name="cnn")),
     )
 
 
@@ -56,7 +62,7 @@ def test_same_seed_same_bytes_other_seed_other_bytes() -> None:
 def test_values_are_finite_and_scaled_like_the_layers_want_them() -> None:
     weights = weights_of(build_classifier("cnn", 4, seed=0))
     assert all(np.isfinite(value).all() for value in weights.values())
-    width = feature_width("cnn")
+    width = feature_width(ModelConfig(name="cnn"))
     assert np.abs(weights["head.weight"]).max() <= width**-0.5 and not weights["head.bias"].any()
     conv = weights["backbone.layers.4.weight"]
     assert conv.std() == pytest.approx(
@@ -70,7 +76,7 @@ def test_values_are_finite_and_scaled_like_the_layers_want_them() -> None:
 
 def test_the_head_starts_alike_with_and_without_its_backbone() -> None:
     full = weights_of(build_classifier("cnn", 4, seed=5))
-    alone = weights_of(build_head_only(feature_width("cnn"), 4, seed=5))
+    alone = weights_of(build_head_only(feature_width(ModelConfig(name="cnn")), 4, seed=5))
     assert set(alone) == {n for n in full if n.startswith("head.")}
     assert all(np.array_equal(alone[n], full[n]) for n in alone)
 
@@ -97,7 +103,7 @@ def test_resnet_has_the_names_that_published_files_use() -> None:
         "layer2.0.downsample.0.weight",
     } <= set(names)
     assert "layer2.0.downsample.0.bias" not in names and not any(n.startswith("fc.") for n in names)
-    assert feature_width("resnet18") == 512
+    assert feature_width(ModelConfig(name="resnet18")) == 512
 
 
 @needs_weights
@@ -127,7 +133,7 @@ def test_features_are_made_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     for name, samples in first.sites.items():
         assert samples.inputs.dtype == np.float32 and samples.inputs.shape == (
             len(samples),
-            feature_width("cnn"),
+            feature_width(ModelConfig(name="cnn")),
         )
         assert np.array_equal(samples.inputs, again.sites[name].inputs)
 
@@ -154,7 +160,79 @@ def test_frozen_without_weights_is_refused() -> None:
     assert "model.weights" in error.value.fix
 
 
-def test_packaged_weights_exist_for_one_model_only() -> None:
+NETWORKS = ["resnet18", "densenet121", "vit-b16", "efficientnet-lite0"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_frozen_network_gives_the_averages_of_its_stages(name: str) -> None:
+    if name in ("densenet121", "vit-b16"):
+        pytest.importorskip("monai")
+    if name == "efficientnet-lite0":
+        pytest.importorskip("efficientnet_lite_pytorch")
+    model = ModelConfig(name=name, frozen=True)
+    backbone = build_frozen(model, seed=0).eval()
+    widths = [*spec_of(name).stages.values(), spec_of(name).width]
+    with torch.inference_mode():
+        x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        features = backbone(x)
+        last = build_frozen(model.model_copy(update={"features": "last"}), seed=0).eval()(x)
+    assert features.shape == (2, sum(widths)) and feature_width(model) == sum(widths)
+    for part in features.split(widths, dim=1):
+        assert part.mean(dim=1).abs().max() < 1e-4
+    share = (sum(widths) / len(widths) / widths[-1]) ** 0.5
+    expected_last = share * torch.nn.functional.layer_norm(last, last.shape[1:])
+    assert torch.allclose(features[:, -last.shape[1] :], expected_last, atol=1e-5)
+
+
+def test_a_stage_is_the_average_of_what_its_layer_gives() -> None:
+    net = build_backbone("resnet18", seed=0).eval()
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        first = net.layer1(net.maxpool(torch.relu(net.bn1(net.conv1(x)))))  # type: ignore
+        features = StageFeatures(net, ["layer1"])(x)
+    average = first.mean(dim=(2, 3))
+    centred = average - average.mean(dim=1, keepdim=True)
+    share = (0.5 * (64 + 512) / 64) ** 0.5
+    spread = average.std(dim=1, keepdim=True, correction=0) / share
+    assert torch.allclose(features[:, :64] * spread, centred, atol=1e-3)
+
+
+@pytest.mark.skipif(not has_packaged_weights(PAIR), reason="an extra is not installed")
+def test_two_networks_see_the_same_image() -> None:
+    model = ModelConfig(name=PAIR, frozen=True, features="last")
+    pair = build_frozen(model, seed=0, weights=packaged_weights(PAIR)).eval()
+    images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    parts = []
+    for name in ("efficientnet-lite0", "resnet50"):
+        single = model.model_copy(update={"name": name, "feature_size": 32})
+        backbone = build_frozen(single, seed=0, weights=packaged_weights(name))
+        parts.append(FeaturePass(backbone, single).compute(images))
+    both = FeaturePass(pair, model.model_copy(update={"feature_size": 32})).compute(images)
+    assert np.allclose(both, np.concatenate(parts, axis=1), rtol=1e-2, atol=1e-3)
+
+
+def test_an_altered_package_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "imgsim"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('it must not be imported')\n")
+    (package / "model.pth").write_bytes(b"another file")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(WeightsError) as error:
+        packaged_weights("resnet50")
+    assert error.value.code == "weights.packaged-file-altered"
+
+
+def test_pretrained_weights_are_the_default_where_they_are_installed() -> None:
+    assert build({"model": {"name": "cnn"}}).model.weights is None
+    is_installed = has_packaged_weights("efficientnet-lite0")
+    trained = build({"model": {"name": "efficientnet-lite0"}})
+    assert trained.model.weights == ("packaged" if is_installed else None)
+    fresh = build({"model": {"name": "efficientnet-lite0", "weights": "none"}})
+    assert fresh.model.weights is None
+    assert build({"preset": "paper-full"}).model.weights is None
+
+
+def test_packaged_weights_do_not_exist_for_every_model() -> None:
     config = toy_config("fedavg", model__frozen=True, model__name="cnn", model__weights="packaged")
     with pytest.raises(ConfigError) as error:
         prepare(config)

@@ -50,7 +50,7 @@ def test_torchvisions_names_fit(pattern: str, densenet: torch.nn.Module, tmp_pat
     names["classifier.bias"] = torch.zeros(1000)
     torch.save(names, tmp_path / "densenet121.pth")
     fresh = build_backbone("densenet121", seed=2)
-    load_backbone(fresh, tmp_path / "densenet121.pth")
+    load_backbone(fresh, [tmp_path / "densenet121.pth"])
     states = weights_of(fresh), weights_of(densenet)
     assert all(np.array_equal(states[0][name], states[1][name]) for name in states[0])
 
@@ -75,12 +75,12 @@ def test_names_of_published_vits_fit(vit: torch.nn.Module, tmp_path: Path) -> No
     with torch.no_grad():
         token.fill_(3.0)  # type: ignore[operator,union-attr]
     assert not torch.allclose(vit(images), expected)
-    load_backbone(vit, tmp_path / "vit.safetensors")
+    load_backbone(vit, [tmp_path / "vit.safetensors"])
     assert torch.allclose(vit(images), expected, atol=1e-4)
     del names["blocks.3.norm1.weight"]
     save_file(names, tmp_path / "part.safetensors")
     with pytest.raises(WeightsError) as caught:
-        load_backbone(vit, tmp_path / "part.safetensors")
+        load_backbone(vit, [tmp_path / "part.safetensors"])
     assert caught.value.code == "weights.wrong-network"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -272,7 +273,7 @@ def test_realised_report() -> None:
 # ---- kinds ----
 
 
-@pytest.mark.parametrize("text", ["0", "S40", "P2.5", "C20", "M", "F"])
+@pytest.mark.parametrize("text", ["0", "S40", "P2.5", "C20", "M", "F", "H30", "U2"])
 def test_every_written_form_is_read_back(text: str) -> None:
     noise = read_site_noise(text)
     assert noise is not None and str(noise) == text
@@ -297,6 +298,8 @@ def test_what_each_kind_needs() -> None:
         "none": (False, False, True, False),
         "S": (False, False, False, False),
         "P": (False, False, False, False),
+        "H": (False, False, False, False),
+        "U": (True, False, False, False),
         "C": (True, False, False, False),
         "M": (False, True, False, False),
         "F": (False, False, False, True),
@@ -409,3 +412,51 @@ def test_a_new_kind_is_one_class() -> None:
         assert set(LABELS[labels != LABELS]) == {0, 2, 4} and set(labels[labels != LABELS]) == {1}
     finally:
         KINDS.unregister("E")
+
+
+# ---- grades and reading habits ----
+
+
+def test_pair_flips_of_grades_go_to_a_neighbour() -> None:
+    # grades 2 < 0 < 1, and class 3 is no grade
+    matrix = transition_matrix(SiteNoise("P", 0.2), 4, order=(2, 0, 1))
+    other = 0.2 / 3
+    expected = np.array(
+        [[0.8, 0.1, 0.1, 0], [0.2, 0.8, 0, 0], [0.2, 0, 0.8, 0], [other, other, other, 0.8]]
+    )
+    np.testing.assert_allclose(matrix, expected)
+
+
+def test_one_grade_higher_never_lowers_a_grade() -> None:
+    matrix = transition_matrix(SiteNoise("H", 0.3), 4, order=(0, 1, 2))
+    expected = np.array([[0.7, 0.3, 0, 0], [0, 0.7, 0.3, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    np.testing.assert_allclose(matrix, expected)
+    with pytest.raises(ConfigError) as caught:
+        transition_matrix(SiteNoise("H", 0.3), 4)
+    assert caught.value.code == "noise.no-order"
+
+
+@pytest.mark.parametrize(
+    ("spec", "order", "candidates", "replacement"),
+    [
+        ("U2", (0, 1, 2), None, 0),  # the grade below
+        ("U1", (0, 1, 2), None, 1),  # there is none below
+        ("U2", (), {1: (2, 0)}, 2),  # the most similar class
+        ("U3", (), {2: ()}, 0),
+    ],
+)
+def test_a_class_that_is_never_used_becomes_one_that_is_like_it(
+    spec: str, order: tuple[int, ...], candidates: Any, replacement: int
+) -> None:
+    noise = parse_noise(spec, 1)[0]
+    assert str(noise) == spec
+    matrix = transition_matrix(noise, 3, candidates, order=order)
+    unused = int(spec[1:]) - 1
+    assert matrix[unused, replacement] == 1
+    assert (np.delete(matrix, unused, 0) == np.delete(np.eye(3), unused, 0)).all()
+
+
+def test_a_class_that_does_not_exist_cannot_be_unused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        transition_matrix(parse_noise("U4", 1)[0], 3)
+    assert caught.value.code == "noise.no-such-class"

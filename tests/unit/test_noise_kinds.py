@@ -110,10 +110,26 @@ def test_a_simulation_measures_likeness_and_keeps_rates_per_site() -> None:
         truth = experiment.truth.get(name, samples.labels)
         rates.append(float((samples.labels != truth).mean()))
     assert rates == pytest.approx([0, 0.2, 0.4, 0.4], abs=0.12)
-    likeness = measure_likeness(config, experiment.table)
-    assert (likeness.argmax(axis=1) == experiment.table.labels).mean() > 0.8
+    table = experiment.table
+    train = table.rows("train")
+    likeness = measure_likeness(table)[train]
+    assert (likeness.argmax(axis=1) == table.labels[train]).mean() > 0.8
+    np.testing.assert_allclose(np.exp(likeness).sum(axis=1), 1)
     again = prepare(config)
     assert all((again.sites[n].labels == experiment.sites[n].labels).all() for n in again.sites)
+
+
+def test_annotators_err_on_hard_images_and_keep_their_rates() -> None:
+    # of every class, half of the images are clear
+    likeness = np.log(np.full((len(LABELS), C), 0.5 / (C - 1)))
+    is_clear = np.arange(len(LABELS)) // C % 2 == 1
+    likeness[np.arange(len(LABELS)), LABELS] = np.where(is_clear, 0.0, -3.0)
+    noise = kind_of("A30x3")
+    given = corrupt(LABELS, noise, num_classes=C, likeness=likeness, rng=stream(3, "draw"))
+    wrong = given != LABELS
+    assert wrong[~is_clear].mean() > 1.5 * wrong[is_clear].mean()
+    expected = 1 - np.diag(transition_matrix(noise, C)).mean()
+    assert wrong.mean() == pytest.approx(expected, abs=0.02)
 
 
 # ---- by group ----

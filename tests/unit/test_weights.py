@@ -25,7 +25,7 @@ def trained() -> State:
 
 def fits(path: Path, expected: State, model: str = "cnn") -> bool:
     backbone = build_backbone(model, seed=0)
-    load_backbone(backbone, path)
+    load_backbone(backbone, [path])
     return all(torch.equal(value, expected[name]) for name, value in backbone.state_dict().items())
 
 
@@ -82,7 +82,7 @@ def test_torchvision_names_fit_the_resnet(tmp_path: Path) -> None:
     )
     assert fits(tmp_path / "r.pth", state, "resnet18")
     with pytest.raises(WeightsError) as error:
-        load_backbone(build_backbone("cnn", seed=0), tmp_path / "r.pth")
+        load_backbone(build_backbone("cnn", seed=0), [tmp_path / "r.pth"])
     assert error.value.code == "weights.wrong-network"
 
 
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_listed(trained: State, tmp_path: Path) -> None:
     broken |= {"layers.0.weight": torch.zeros(1, 3, 3, 3), "layers.99.weight": torch.zeros(3)}
     torch.save(broken, tmp_path / "w.pth")
     with pytest.raises(WeightsError) as caught:
-        load_backbone(build_backbone("cnn", seed=0), tmp_path / "w.pth")
+        load_backbone(build_backbone("cnn", seed=0), [tmp_path / "w.pth"])
     for part in (
         "1 missing: layers.4.weight",
         "1 unknown: layers.99.weight",
@@ -106,7 +106,7 @@ def test_a_refused_file_changes_nothing(trained: State, tmp_path: Path) -> None:
     backbone = build_backbone("cnn", seed=0)
     old = {n: v.clone() for n, v in backbone.state_dict().items()}
     with pytest.raises(WeightsError):
-        load_backbone(backbone, tmp_path / "w.pth")
+        load_backbone(backbone, [tmp_path / "w.pth"])
     assert all(torch.equal(v, old[n]) for n, v in backbone.state_dict().items())
 
 
@@ -129,7 +129,7 @@ FILES = {
 def test_a_file_that_holds_something_else(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(FILES[name])
     with pytest.raises(WeightsError) as error:
-        load_backbone(nn.Identity(), tmp_path / name)
+        load_backbone(nn.Identity(), [tmp_path / name])
     assert error.value.code == "weights.unreadable-file" and "state_dict" in error.value.fix
 
 
@@ -139,7 +139,7 @@ def test_a_cut_file(trained: State, tmp_path: Path) -> None:
         data = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(data[: len(data) // 2])
         with pytest.raises(WeightsError) as error:
-            load_backbone(build_backbone("cnn", seed=0), tmp_path / name)
+            load_backbone(build_backbone("cnn", seed=0), [tmp_path / name])
         assert error.value.code == "weights.unreadable-file"
 
 
@@ -150,7 +150,7 @@ def test_no_file_and_no_dictionary(tmp_path: Path) -> None:
         ("list.pth", "weights.not-a-state-dict"),
     ):
         with pytest.raises(WeightsError) as error:
-            load_backbone(nn.Identity(), tmp_path / name)
+            load_backbone(nn.Identity(), [tmp_path / name])
         assert error.value.code == code
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.data.build_table import order_classes, split_note
+from fedgsca.data.build_table import sort_classes, split_note
 from fedgsca.data.file_list import check_class_count
 from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
@@ -301,7 +301,7 @@ def _read_labels(file: FeatureFile) -> tuple[np.ndarray, tuple[str, ...]]:
             classes = _check_classes(file, names, count)
         return labels, classes
     words = [str(label) for label in labels]
-    classes = order_classes(words)
+    classes = sort_classes(words)
     if names is not None:
         classes = _check_classes(file, names, 0)
     unknown_labels = sorted(set(words) - set(classes))

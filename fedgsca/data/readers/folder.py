@@ -79,7 +79,8 @@ def list_folder(root: Path, options: ReaderOptions | None = None) -> FileList:
 
 
 def _rename_labels(file_list: FileList, names: FolderNames) -> None:
-    """Give the classes the names of names.toml."""
+    """Give the classes the names and the order of names.toml."""
+    file_list.order = names.order
     if not names.classes:
         return
     labels = [row.label for row in file_list.rows if row.label]

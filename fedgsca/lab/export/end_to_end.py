@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgsca.lab.export.model_json import ModelDescription
-from fedgsca.models.build import Classifier, spec_of
+from fedgsca.models.build import Classifier, feature_width, spec_of
 
 
 class EndToEndModel(nn.Module):
@@ -29,7 +29,7 @@ class EndToEndModel(nn.Module):
         height, width = description.image_size
         self.backbone = model.backbone
         self.head = model.head
-        self.width = spec.width
+        self.width = feature_width(description.model)
         self.frozen = description.frozen
         self.temperature = description.temperature
         self.register_buffer("mean", torch.tensor(spec.mean).view(1, 3, 1, 1))

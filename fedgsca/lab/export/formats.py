@@ -60,7 +60,7 @@ def _open_safetensors(path: Path, description: ModelDescription) -> Probabilitie
     from safetensors.numpy import load_file
 
     from fedgsca.lab.export.end_to_end import make_export_model
-    from fedgsca.models.build import build_classifier, build_head_only
+    from fedgsca.models.build import build_exported, build_head_only
 
     num_classes = len(description.classes)
     name, head = description.architecture, description.head
@@ -69,7 +69,7 @@ def _open_safetensors(path: Path, description: ModelDescription) -> Probabilitie
     else:
         if is_import_path(name):
             require_permission(name, "model.json")
-        model = build_classifier(name, num_classes, seed=0, head=head)
+        model = build_exported(description.model, num_classes, head=head)
     fill_network(model, load_file(path))
     return _run_with_torch(make_export_model(model, description))
 

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from fedgsca.config import ModelConfig
 from fedgsca.data.decode.image_files import VERSION
 from fedgsca.errors import RunFolderError
 from fedgsca.lab.export.temperature import TemperatureFit
@@ -73,11 +74,21 @@ class ModelDescription:
     # pixels at which a frozen backbone sees the image
     feature_size: int | None
     white_level: int | None
+    # which of its layers give the features (model.features)
+    features: Literal["stages", "last"] = "last"
     # numbers per image, if the input is features instead of images
     feature_width: int | None = None
     training: TrainingFacts = field(default_factory=lambda: TrainingFacts.from_json({}))
     # None: the probabilities are those of the run's model
     calibration: TemperatureFit | None = None
+
+    @property
+    def model(self) -> ModelConfig:
+        """The settings that the network is built with."""
+        model = ModelConfig(name=self.architecture, frozen=self.frozen, features=self.features)
+        if self.feature_size is None:
+            return model
+        return model.model_copy(update={"feature_size": self.feature_size})
 
     @property
     def temperature(self) -> float:
@@ -109,6 +120,7 @@ def describe_model(trained_model: TrainedModel, file_format: str, file: str) -> 
         frozen=config.model.frozen,
         feature_size=config.model.feature_size if config.model.frozen else None,
         white_level=trained_model.white,
+        features=config.model.features,
         feature_width=trained_model.feature_width,
         training=training,
     )
@@ -191,8 +203,11 @@ def _describe_inside(description: ModelDescription) -> dict[str, object]:
     features = "as they are"
     if description.frozen:
         features = "each vector to zero mean and unit variance"
+        if description.features == "stages":
+            features = "averages of every stage, " + features.replace("vector", "stage")
     return {
         "resize_to": description.feature_size,
+        "layers": description.features,
         "mean": list(spec.mean),
         "std": list(spec.std),
         "features": features,
@@ -217,6 +232,11 @@ def _read_calibration(tree: Mapping[str, Any]) -> TemperatureFit | None:
     return TemperatureFit.from_json(fit)
 
 
+def _read_layers(tree: Mapping[str, Any]) -> Literal["stages", "last"]:
+    """Exports of older versions have the last layer only."""
+    return "stages" if tree["inside_model"].get("layers") == "stages" else "last"
+
+
 def read_description(folder: Path) -> ModelDescription:
     """The description of an exported model."""
     path = folder / "model.json"
@@ -235,6 +255,7 @@ def read_description(folder: Path) -> ModelDescription:
             frozen=bool(tree["frozen_backbone"]),
             feature_size=tree["inside_model"].get("resize_to"),
             white_level=tree["preprocessing"].get("white_level"),
+            features=_read_layers(tree),
             feature_width=int(inputs["shape"][1]) if has_features else None,
             training=TrainingFacts.from_json(tree["training"]),
             calibration=_read_calibration(tree),

@@ -159,7 +159,7 @@ def build_network(trained_model: TrainedModel) -> Classifier:
         fill_network(classifier, trained_model.weights)
         return classifier
     backbone = _load_frozen_backbone(trained_model)
-    width = trained_model.feature_width or feature_width(model.name)
+    width = trained_model.feature_width or feature_width(model)
     head = build_head_only(width, num_classes, seed=0, head=trained_model.head)
     fill_network(head, trained_model.weights)
     return Classifier(backbone, head.head)
@@ -168,22 +168,20 @@ def build_network(trained_model: TrainedModel) -> Classifier:
 def _load_frozen_backbone(trained_model: TrainedModel) -> nn.Module:
     from torch import nn
 
-    from fedgsca.federation.samples import weights_digest, weights_path
-    from fedgsca.models.build import build_backbone
-    from fedgsca.models.weights import load_backbone
+    from fedgsca.federation.samples import weight_files, weights_digest
+    from fedgsca.models.build import build_frozen
 
     config = trained_model.config
     if config.model.name == OWN_FEATURES:
         return nn.Identity()
-    path = weights_path(config)
-    backbone = build_backbone(config.model.name, seed=config.seed)
-    if path is not None:  # else it is a network of the user's own, which brings its weights
-        load_backbone(backbone, path)
+    paths = weight_files(config)  # none: a network of the user's own, which brings its weights
+    backbone = build_frozen(config.model, seed=config.seed, weights=paths)
     digest = trained_model.setup.weights
     if digest is not None and digest != weights_digest(trained_model.config):
+        names = " and ".join(map(str, paths)) or config.model.name
         raise WeightsError(
             "weights.other-file",
-            f"{path or config.model.name} does not have the weights that the run started with",
+            f"{names} does not have the weights that the run started with",
             fix=f"restore that file or module; the sha256 was {digest}",
         )
     return backbone
@@ -220,7 +218,7 @@ def as_evaluated(trained_model: TrainedModel) -> Probabilities:
 
     from fedgsca.methods.site import Samples
     from fedgsca.methods.train import evaluate
-    from fedgsca.models.build import Classifier, spec_of
+    from fedgsca.models.build import Classifier, feature_width, spec_of
     from fedgsca.models.features import extract, standardise
 
     torch.set_num_threads(trained_model.config.train.threads)
@@ -237,8 +235,9 @@ def as_evaluated(trained_model: TrainedModel) -> Probabilities:
             inputs = np.empty(images.shape, np.float32)
             standardise(images, inputs)
         elif frozen:
-            inputs = np.empty((len(images), spec.width), np.float32)
-            extract(model.backbone, spec, images, trained_model.config.model.feature_size, inputs)
+            settings = trained_model.config.model
+            inputs = np.empty((len(images), feature_width(settings)), np.float32)
+            extract(model.backbone, settings, images, inputs)
         labels = np.zeros(len(images), np.int64)
         samples = Samples(inputs, labels, num_classes, spec.mean, spec.std)
         return evaluate(classifier, samples, torch.device("cpu")).probs

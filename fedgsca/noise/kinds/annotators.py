@@ -10,6 +10,7 @@ import numpy as np
 
 from fedgsca.errors import ConfigError
 from fedgsca.noise.base import NoiseContext, NoiseKind, SiteNoise, register_kind
+from fedgsca.noise.kinds.instance import err_on_hard_images
 from fedgsca.rng import stream
 
 MAX_ANNOTATORS = 5
@@ -77,13 +78,32 @@ class AnnotatorNoise(NoiseKind):
 class OneAnnotator(AnnotatorNoise):
     letter = "A"
     title = "one annotator per image"
-    description = "Each image is labelled by one annotator of a panel, drawn at random."
+    description = "One annotator of a panel, drawn at random, labels each image; hard ones suffer."
     order = 13
+    needs_likeness = True
     action = "asks one of"
 
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
         """(C, C): the mean of the annotators' matrices."""
         return np.asarray(self.panel(noise, context).mean(axis=0))
+
+    def image_probabilities(
+        self, noise: SiteNoise, labels: np.ndarray, context: NoiseContext, rng: np.random.Generator
+    ) -> np.ndarray:
+        """(n, C): of every class the matrix's share of errors, on the images that are hard."""
+        rows = np.asarray(self.transition_matrix(noise, context)[labels])
+        if context.likeness is None:
+            return rows
+        probabilities: np.ndarray = np.zeros_like(rows)
+        for c in np.unique(labels):
+            members = labels == c
+            probabilities[members] = err_on_hard_images(
+                labels[members],
+                1.0 - float(rows[members][0, c]),
+                context.likeness[members],
+                rows[members],
+            )
+        return probabilities
 
 
 @register_kind

@@ -13,6 +13,7 @@ from fedgsca.noise.base import (
     NoiseKind,
     SiteNoise,
     mix_with_identity,
+    neighbouring_grades,
     other_classes,
     register_kind,
 )
@@ -64,15 +65,90 @@ class SymmetricNoise(NoiseKind):
 class PairflipNoise(NoiseKind):
     letter = "P"
     title = "pairflip"
-    description = "A wrong label is the next class, (c + 1) mod C."
-    wrong_label = "the next class"
+    description = (
+        "A wrong label is the next class, (c + 1) mod C; of grades, one directly below or above."
+    )
+    wrong_label = "the next class or a neighbouring grade"
     order = 2
 
     def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
-        """(C, C): the rate for the next class."""
+        """(C, C): the rate for the next class or, in equal parts, for the neighbouring grades."""
+        if context.order:
+            return mix_with_identity(noise, neighbouring_grades(context))
         # row c of the shifted identity has its one in column (c + 1) mod C
         next_class = np.roll(np.eye(context.num_classes, dtype=bool), 1, axis=1)
         return mix_with_identity(noise, next_class)
+
+
+@register_kind
+class HigherGrade(NoiseKind):
+    letter = "H"
+    title = "one grade higher"
+    description = "A reading habit: a wrong label is the next higher grade, never a lower one."
+    wrong_label = "the next higher grade"
+    order = 6
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the rate for the next grade; the highest, and what is no grade, stay."""
+        if not context.order:
+            raise ConfigError(
+                "noise.no-order",
+                "noise H moves labels to the next higher grade, and the classes have no order",
+                fix="list the grades from the lowest to the highest in data.order",
+            )
+        wrong = np.zeros((context.num_classes, context.num_classes), dtype=bool)
+        wrong[list(context.order[:-1]), list(context.order[1:])] = True
+        return mix_with_identity(noise, wrong)
+
+
+@register_kind
+class UnusedClass(NoiseKind):
+    """U2: the site never gives the second class, in the order of `fedgsca data check`."""
+
+    letter = "U"
+    title = "class never used"
+    description = "A reading habit: one class is always read as another that is like it."
+    order = 7
+    has_rate = False
+    needs_candidates = True
+
+    def parse(self, text: str) -> SiteNoise | None:
+        """U2: the number of the class, from 1."""
+        match = re.fullmatch(r"U([1-9]\d{0,3})", text)
+        return None if match is None else SiteNoise(self.letter, 0.0, (float(match[1]),))
+
+    def write(self, noise: SiteNoise) -> str:
+        """The inverse of `parse`."""
+        return f"U{noise.parameters[0]:g}"
+
+    def format_title(self, noise: SiteNoise) -> str:
+        """For reports: "class 2 never used"."""
+        return f"class {noise.parameters[0]:g} never used"
+
+    def describe(self, noise: SiteNoise) -> str:
+        """After the name of the site."""
+        return f"never uses class {noise.parameters[0]:g} and reads it as one that is like it"
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the grade below, or above for the lowest one; else the most similar class."""
+        target = int(noise.parameters[0]) - 1
+        if target >= context.num_classes:
+            raise ConfigError(
+                "noise.no-such-class",
+                f"noise {noise} names class {target + 1} of {context.num_classes}",
+                fix=f"use U1 to U{context.num_classes}, in the order of `fedgsca data check`",
+            )
+        candidates = (context.candidates or {}).get(target) or ()
+        if target in context.order:
+            place = context.order.index(target)
+            replacement = context.order[place - 1 if place else 1]
+        elif candidates and not isinstance(candidates, str):
+            replacement = candidates[0]
+        else:  # as good as any other class
+            replacement = (target + 1) % context.num_classes
+        matrix = np.eye(context.num_classes)
+        matrix[target] = np.eye(context.num_classes)[replacement]
+        return matrix
 
 
 @register_kind

@@ -1,4 +1,4 @@
-"""I: images that look like another class are mistaken for it (instance-dependent noise)."""
+"""I: images that are hard to read get the label that they look like (instance-dependent noise)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ _STEPS = 50
 class InstanceNoise(NoiseKind):
     """I30: 30 % of the labels are wrong, mostly those of images between two classes.
 
-    s_i = softmax of the likeness of image i to every class. The probability of a wrong label is
-    proportional to 1 - s_i(y_i), with a factor that makes the mean of the site the rate; the
-    wrong label c is drawn in proportion to s_i(c).
+    The likeness comes from an independent reader, who sees other features than the methods do.
     """
 
     letter = "I"
     title = "instance-dependent"
-    description = "Images that look like another class get its label; the mean rate is the site's."
+    description = "Images that are hard to read get a label that they look like."
     wrong_label = "a class that the image looks like"
     order = 11
     needs_likeness = True
@@ -38,21 +36,38 @@ class InstanceNoise(NoiseKind):
                 "noise.missing-likeness",
                 "instance-dependent noise (I) needs to know how much each image looks like "
                 "each class",
-                fix="draw it in a simulation, which measures that on the features",
+                fix="draw it in a simulation, which asks an independent reader",
             )
-        s = np.exp(context.likeness - context.likeness.max(axis=1, keepdims=True))
-        s /= s.sum(axis=1, keepdims=True)
-        rows = np.arange(len(labels))
-        rivals = s.copy()
-        rivals[rows, labels] = 0.0
-        doubt = rivals.sum(axis=1)  # 1 - s_i(y_i)
-        rates = scale_to_mean(doubt, noise.rate)
-        # an image that looks like no other class at all is mistaken for any
-        rivals[doubt <= 0] = 1.0
-        rivals[rows, labels] = 0.0
-        probabilities = rates[:, None] * rivals / rivals.sum(axis=1, keepdims=True)
-        probabilities[rows, labels] = 1.0 - rates
-        return np.asarray(probabilities)
+        return err_on_hard_images(
+            labels, noise.rate, context.likeness, np.ones(context.likeness.shape)
+        )
+
+
+def err_on_hard_images(
+    labels: np.ndarray, rate: float, likeness: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """(n, C): probabilities of given labels, with errors where the true label is in doubt.
+
+    s_i = softmax of the likeness (n, C). The probability of an error is proportional to
+    1 - s_i(true), with the mean `rate`; the wrong label c is drawn in proportion to s_i(c) and the
+    weights (n, C), which are zero for labels that are never given.
+    """
+    rows = np.arange(len(likeness))
+    s = np.exp(likeness - likeness.max(axis=1, keepdims=True))
+    s /= s.sum(axis=1, keepdims=True)
+    s[rows, labels] = 0.0
+    rates = scale_to_mean(s.sum(axis=1), rate)
+    wrong = s * weights
+    # an image that looks like no other class at all is mistaken for any
+    is_clear = wrong.sum(axis=1) <= 0
+    wrong[is_clear] = weights[is_clear]
+    wrong[rows, labels] = 0.0
+    # a class with which nothing is confused keeps its label
+    totals = wrong.sum(axis=1)
+    rates = np.where(totals > 0, rates, 0.0)
+    probabilities = rates[:, None] * wrong / np.where(totals > 0, totals, 1.0)[:, None]
+    probabilities[rows, labels] = 1.0 - rates
+    return np.asarray(probabilities)
 
 
 def scale_to_mean(values: np.ndarray, mean: float) -> np.ndarray:
