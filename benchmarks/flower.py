@@ -26,7 +26,7 @@ from typing import Any
 from fedgsca.config import Config, load_config
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds, read_timing
-from fedgsca.hospital.flower_app import write_app
+from fedgsca.hospital.flower import write_app
 from tests.deployment import (
     Deployment,
     cpu_seconds,

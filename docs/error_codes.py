@@ -51,6 +51,7 @@ GROUPS = {
     "predict": "Predictions",
     "privacy": "Privacy",
     "deploy": "Deployments",
+    "withdraw": "Withdrawals",
 }
 
 

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -270,13 +271,13 @@ class Process:
 
 @dataclass
 class Deployment:
-    """A SuperLink and any number of SuperNodes in a folder; with TLS and keys if `secure`."""
+    """A SuperLink and any number of nodes in a folder, with TLS and keys."""
 
     folder: Path
-    secure: bool = True
     # registrations survive the SuperLink, in a database that also stores every message
     keep: bool = True
     port: int = field(default_factory=free_port)
+    control_port: int = field(default_factory=free_port)
     processes: list[Process] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
 
@@ -284,18 +285,17 @@ class Deployment:
         self.folder.mkdir(parents=True, exist_ok=True)
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
-        if self.secure and not (self.folder / "ca.crt").exists():
+        if not (self.folder / "ca.crt").exists():
             make_certificates(self.folder)
         # In memory where possible: Flower's SuperExec ends when SQLite's lock takes longer than
         # five seconds. This helps, but on an overloaded machine the lock failed there, too.
         fast = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder
         self.database = fast / f"fedgsca-test-{os.getpid()}-{self.port}.db"
-        trust = (
-            f'root-certificates = "{self.folder / "ca.crt"}"' if self.secure else "insecure = true"
-        )
+        trust = f'root-certificates = "{self.folder / "ca.crt"}"'
         (home / "config.toml").write_text(
             '[superlink]\ndefault = "here"\n\n[superlink.here]\n'
-            f'address = "127.0.0.1:{self.port}"\n{trust}\n'
+            f'address = "127.0.0.1:{self.control_port}"\n{trust}\n'
+            f'[superlink.nodes]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         )
         root = str(Path(__file__).parent.parent)
         self.env = {**os.environ, **OFFLINE, "FLWR_HOME": str(home), "PYTHONPATH": root, **self.env}
@@ -323,30 +323,22 @@ class Deployment:
         assert code == 0, f"flwr {' '.join(arguments)} ended with {code}:\n{process.text[-3000:]}"
         return process.text
 
-    def _certificates(self) -> list[str]:
-        files = {"ca-cert": "ca.crt", "cert": "server.pem", "key": "server.key"}
-        return [f"--ssl-{kind}file={self.folder / file}" for kind, file in files.items()]
-
     def superlink(self) -> Process:
-        tls = [*self._certificates(), "--enable-supernode-auth"] if self.secure else ["--insecure"]
-        address = ["--host", "127.0.0.1", "--port", str(self.port)]
-        if self.keep:
-            address += ["--database", str(self.database)]
-        process = self.start(
-            "superlink",
-            "flower-superlink",
-            *address,
-            *tls,
-            "--disable-runtime-dependency-installation",
-        )
-        wait_for_port(self.port, process)
+        (self.folder / "keys").mkdir(exist_ok=True)
+        ports = ["--port", str(self.port), "--control-port", str(self.control_port)]
+        database = ["--database", str(self.database)] if self.keep else []
+        command = ["deploy", "superlink", str(self.folder), "--listen", "127.0.0.1"]
+        process = self.start("superlink", "fedgsca", *command, *ports, *database)
+        wait_for_port(self.control_port, process)
         return process
 
     def register(self, name: str) -> Path:
-        """A new key, known to the SuperLink under the site's name."""
+        """A new key, which the SuperLink admits under the site's name."""
         key = self.folder / f"key-{name}"
         make_key(key)
-        self.command("supernode", "register", f"{key}.pub", "here", "--name", name)
+        shutil.copy(f"{key}.pub", self.folder / "keys" / f"{name}.pub")
+        superlink = next(p for p in reversed(self.processes) if p.name == "superlink")
+        superlink.wait_for(f"admitted: {name}")
         return key
 
     def site_file(self, name: str, **settings: str) -> Path:
@@ -369,8 +361,6 @@ class Deployment:
         key_path = str(key or self.folder / f"key-{name}")
         superlink = ["--superlink", f"127.0.0.1:{self.port}"]
         trust = ["--root-certificates", authority, "--key", key_path]
-        if not self.secure:
-            trust = ["--insecure"]
         return self.start(name, "fedgsca", "deploy", "node", str(path), *superlink, *trust)
 
     def run(self, app: Path) -> Process:
@@ -393,11 +383,9 @@ def wait_for_port(port: int, process: Process, seconds: float = 60) -> None:
 
 
 @contextlib.contextmanager
-def deployment(
-    folder: Path, *, secure: bool = True, keep: bool = True, **env: str
-) -> Iterator[Deployment]:
+def deployment(folder: Path, *, keep: bool = True, **env: str) -> Iterator[Deployment]:
     """A deployment that ends with the block."""
-    parties = Deployment(folder, secure, keep, env=env)
+    parties = Deployment(folder, keep, env=env)
     try:
         yield parties
     finally:

@@ -133,6 +133,8 @@ def toy_config(
         "train__batch_size": 8,
         "train__threads": 1,
         "train__device": "cpu",
+        # a real backbone would take longer than all the rest
+        "evidence__backbone": None,
     }
     if source is not None and source.is_dir():
         base["data__partition"] = "column"

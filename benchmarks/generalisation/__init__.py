@@ -1,17 +1,10 @@
-"""Does it also work on imbalanced, hard data? FedGSCA and the audit on settings like hospitals'.
+"""Does it also work at hospitals that differ? F1 and audit on a suite of data, sites and noise.
 
     python -m benchmarks.generalisation --out DIR --part validation \
-        --pathmnist pathmnist_small.npz --ham ham10000_small
+        --pathmnist pathmnist_small.npz --ham ham10000_small --deepdrid deepdrid_small
 
-    plan.py         data sets, settings and the order of the runs
-    sources.py      the data sets, with validation images cut from the training part
-    measure.py      one run: macro F1, and the audit of every site
-    results.py      finished runs on disk: a killed suite continues where it stopped
-    summary.py      recovery, ranks, distances, audit against cleanlab: pure functions
-    tables.py       the page
-    correction.py   F1 before and after the first tenth of the audit's list is corrected
-    simulator.py    FedAvg and FedGSCA on frozen features without an engine, in a second
-    simulate.py     every constant and option halved and doubled, with the simulator
-    variants.py, effects.py    what it varies, and what that changes
-    constants.py    another value of a constant of the package, for one process
+    plan.py       data sets, kinds of sites, noises and the order of the settings
+    sources.py    the data sets, with validation images cut from the training part
+    measure.py    one setting and seed: three runs, and three audits of every site
+    page.py       recovery, audit and count over all settings; the page
 """

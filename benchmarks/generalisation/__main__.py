@@ -1,27 +1,43 @@
-"""FedGSCA and the label audit on imbalanced, hard data, against all methods and cleanlab.
+"""FedGSCA-E and the label audit at sites that differ, against FedAvg, the ceiling and cleanlab.
 
     python -m benchmarks.generalisation --out DIR --part validation \\
-        --pathmnist pathmnist_small.npz --ham ham10000_small
-
-Studies:
-
-    suite         all methods in all settings; the page is DIR/PART/table.md
-    correct       F1 before and after the first tenth of the audit's list is corrected
+        --pathmnist pathmnist_small.npz --ham ham10000_small --deepdrid deepdrid_small \\
+        --minutes 9 --write benchmarks/studies/generalisation.md
 
 Part "validation" is for choosing: it cannot see test images. Part "test" has other seeds and is for
-one look at the end. Data sets whose files are not given are left out. Finished runs are read from
-DIR, so the same command continues an interrupted study and rewrites the page. Half and twice the
-constants: benchmarks.generalisation.simulate.
+one look at the end. Data sets whose files are not given are left out. DIR/PART has a file for each
+finished setting, results.json and sites.csv with all of them, and page.md; the same command
+continues where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import tomllib
+import io
+import json
+import multiprocessing
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.generalisation.measure import Result, measure_setting
+from benchmarks.generalisation.page import make_page, site_lines
+from benchmarks.generalisation.plan import (
+    SEEDS,
+    Dataset,
+    Setting,
+    choose_settings,
+    find_datasets,
+    plan_settings,
+)
+from fedgsca.errors import FedgscaError
+from fedgsca.support.csv_table import write_cells
+from fedgsca.support.files import write_atomic
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+ROUNDS, QUICK_ROUNDS = 60, 8
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.generalisation",
@@ -29,88 +45,88 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", choices=("validation", "test"), default="validation")
-    parser.add_argument("--study", choices=("suite", "correct"), default="suite")
+    parser.add_argument("--part", choices=tuple(SEEDS), default="validation")
     parser.add_argument("--pathmnist", type=Path, help="MedMNIST-style .npz file")
     parser.add_argument("--ham", type=Path, help="folder with labels.csv (file,label,group,split)")
+    parser.add_argument("--deepdrid", type=Path, help="the same with a column site, and grades")
     parser.add_argument(
         "--only",
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
-        help="only runs like data=ham10000 model=cnn noise=S40,P20 partition=stratified "
-        "method=fedavg,fedgsca-e lr=auto seed=1",
+        help="only settings like data=ham10000 noise=S40,I30 kind=shifted sites=4 seed=1; several"
+        " kinds are separated by semicolons",
     )
-    parser.add_argument("--minutes", type=float, help="stop after this time")
+    parser.add_argument("--minutes", type=float, help="start no setting after this time")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--quick", action="store_true", help="tiny images, to see that it works")
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of FedGSCA"
-    )
-    parser.add_argument(
-        "--constant", nargs="+", default=[], metavar="NAME=VALUE", help="such as STEP=12.8"
-    )
-    parser.add_argument("--table", action="store_true", help="only write the page")
+    parser.add_argument("--write", type=Path, metavar="FILE.md", help="also write the page here")
     return parser.parse_args(arguments)
 
 
-def parse_settings(texts: list[str]) -> dict[str, object]:
-    """ "evidence.first=4" -> {"evidence.first": 4}; values as in TOML, a bare word is a string."""
-    settings: dict[str, object] = {}
-    for text in texts:
-        key, _, value = text.partition("=")
-        try:
-            settings[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            settings[key] = value
-    return settings
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run a study."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the settings that are not finished, and write the page."""
     options = parse_arguments(arguments)
-    # before anything imports the modules that have these constants
-    from benchmarks.generalisation.constants import MODULES, list_constants, use_constant
+    datasets = find_datasets(
+        options.part,
+        pathmnist=options.pathmnist,
+        ham=options.ham,
+        deepdrid=options.deepdrid,
+        quick=options.quick,
+    )
+    settings = choose_settings(plan_settings(datasets, SEEDS[options.part]), options.only)
+    folder = options.out / options.part
+    pending = [setting for setting in settings if not (folder / f"{setting.name}.json").exists()]
+    print(f"{len(settings) - len(pending)} of {len(settings)} settings are finished", flush=True)
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    end = time.time() + 60 * options.minutes if options.minutes else None
+    by_name = {dataset.name: dataset for dataset in datasets}
+    tasks = [(setting, by_name[setting.data], rounds, folder, end) for setting in pending]
+    if options.jobs > 1:
+        with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+            for line in pool.imap(run_task, tasks, chunksize=1):
+                print(line, flush=True)
+    else:
+        for task in tasks:
+            print(run_task(task), flush=True)
+    write_results(options, folder, settings)
 
-    for name, value in parse_settings(options.constant).items():
-        module = next(module for module in MODULES if name in list_constants(module))
-        assert isinstance(value, int | float)
-        use_constant(module, name, value)
 
+def run_task(task: tuple[Setting, Dataset, int, Path, float | None]) -> str:
+    """Measure a setting and store it, unless the time is over; a line for the terminal."""
     import torch
 
+    setting, dataset, rounds, folder, end = task
+    if end is not None and time.time() > end:
+        return f"{setting.name}: not started, the time is over"
     torch.set_num_threads(1)
-    if options.study == "correct":
-        from benchmarks.generalisation.correction import run_correction
+    try:
+        result = measure_setting(setting, dataset, rounds)
+    except FedgscaError as error:  # such as a site that gets no image; the next call tries again
+        return f"{setting.name} failed: [{error.code}] {error.message}"
+    write_atomic(folder / f"{setting.name}.json", json.dumps(result.to_json()).encode())
+    scores = ", ".join(f"{name} {score:.1f}" for name, score in result.f1.items())
+    return f"{setting.name}: {scores}; {result.seconds:.0f} s"
 
-        run_correction(options)
-    else:
-        run_suite(options)
 
-
-def run_suite(options: argparse.Namespace) -> None:
-    """The study "suite"."""
-    from benchmarks.generalisation.plan import (
-        FULL,
-        QUICK,
-        SEEDS,
-        filter_cells,
-        find_datasets,
-        plan_cells,
-    )
-    from benchmarks.generalisation.suite import Suite
-
-    datasets = find_datasets(
-        options.part, pathmnist=options.pathmnist, ham=options.ham, quick=options.quick
-    )
-    for name, path in (("--pathmnist", options.pathmnist), ("--ham", options.ham)):
-        if path is None and not options.quick:
-            print(f"{name} is not given: its data sets are left out")
-    size = QUICK if options.quick else FULL
-    cells = plan_cells(datasets, size, SEEDS[options.part])
-    suite = Suite(options.part, cells, datasets, size, options.out, parse_settings(options.set))
-    if not options.table:
-        suite.run(filter_cells(cells, options.only), options.minutes)
-    print(suite.write_page())
+def write_results(options: argparse.Namespace, folder: Path, settings: Sequence[Setting]) -> None:
+    """results.json, sites.csv and page.md of the finished settings."""
+    paths = [folder / f"{setting.name}.json" for setting in settings]
+    trees = [json.loads(path.read_bytes()) for path in paths if path.exists()]
+    if not trees:
+        print("no setting is finished")
+        return
+    results = [Result.from_json(tree) for tree in trees]
+    write_atomic(folder / "results.json", json.dumps(trees, indent=1).encode())
+    content = io.BytesIO()
+    for line in site_lines(results):
+        write_cells(content, ["" if cell is None else str(cell) for cell in line])
+    write_atomic(folder / "sites.csv", content.getvalue())
+    page = make_page(options.part, results, len(settings))
+    for path in (folder / "page.md", options.write):
+        if path is not None:
+            write_atomic(path, page.encode())
+    print(f"page: {folder / 'page.md'}")
 
 
 if __name__ == "__main__":

@@ -1,135 +1,170 @@
-"""One run of the suite: macro F1, and the audit of every site against the truth."""
+"""One setting and seed: F1 of three runs, and three audits of every site against the truth."""
 
 from __future__ import annotations
 
-import shutil
+import hashlib
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.generalisation.plan import OURS, Cell, Dataset, Size, cell_config
-from benchmarks.generalisation.results import (
-    CellResult,
-    RankingScore,
-    SiteAudit,
-    package_version,
-)
+import fedgsca
+from benchmarks.generalisation.plan import Dataset, Setting, make_config
 from benchmarks.generalisation.sources import share_features
-from fedgsca.evidence import Judgement
+from fedgsca.evidence import Judgement, assign_folds, layer_normalise
 from fedgsca.federation.label_evidence import read_evidence
-from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.rounds import run
-from fedgsca.federation.run_folder import read_rounds
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.labels.build_audit import first_tenth, precision_at
+from fedgsca.labels.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
 from fedgsca.labels.score import count_errors, rank_labels
 from fedgsca.labels.second_opinion import label_quality, out_of_sample_probs
 from fedgsca.labels.wrong_count import fit_models
-from fedgsca.metrics import HEADLINE_ROUNDS, auroc
+from fedgsca.methods.site import Samples
+from fedgsca.metrics import auroc
+
+BASELINE, OURS, CEILING = "fedavg", "fedgsca-e", "ceiling"
 
 
-def measure_cell(
-    cell: Cell,
-    dataset: Dataset,
-    size: Size,
-    scratch: Path,
-    settings: Mapping[str, object] | None = None,
-) -> CellResult:
-    """Run a cell in a folder below `scratch`, which is removed again."""
-    config = cell_config(cell, dataset, size, settings)
-    folder = scratch / cell.name
-    shutil.rmtree(folder, ignore_errors=True)
-    # once per data set: not part of the time of a run
-    share_features(config)
+@dataclass(frozen=True)
+class Ranking:
+    """A list of a site's labels; the first two are None at a site without wrong labels."""
+
+    auroc: float | None
+    # in the first tenth of the list
+    precision: float | None
+    # estimated number of wrong labels with its interval; None: the ranking does not count
+    count: float | None = None
+    low: float | None = None
+    high: float | None = None
+    can_tell: bool = False
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """What was found at one site."""
+
+    site: str
+    noise: str
+    labels: int
+    wrong: int
+    # "run": the audit of the run; "alone": the site's own evidence; "cleanlab"
+    rankings: dict[str, Ranking]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished setting."""
+
+    setting: Setting
+    # fedavg, fedgsca-e, ceiling -> macro F1 in percent, mean of the last five rounds
+    f1: dict[str, float]
+    sites: tuple[SiteResult, ...]
+    seconds: float
+    # digest of the package's source
+    version: str
+    rate: float
+    balance: float
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(tree: dict[str, Any]) -> Result:
+        """The inverse of `to_json`."""
+        sites = []
+        for site in tree["sites"]:
+            rankings = {name: Ranking(**ranking) for name, ranking in site["rankings"].items()}
+            sites.append(SiteResult(**{**site, "rankings": rankings}))
+        parts = {
+            "setting": Setting(**tree["setting"]),
+            "sites": tuple(sites),
+            "warnings": tuple(tree["warnings"]),
+        }
+        return Result(**{**tree, **parts})
+
+
+def package_version() -> str:
+    """A digest of the package's source files, to notice tables of several versions."""
+    folder = Path(fedgsca.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def measure_setting(setting: Setting, dataset: Dataset, rounds: int) -> Result:
+    """All three methods with the same rate and balance, and the audits of every site."""
     start = time.perf_counter()
+    config = make_config(setting, dataset, rounds, OURS)
+    share_features(config)
     experiment = prepare(config)
-    try:
-        result = run(config, folder, experiment=experiment)
-        assert result is not None  # the run is not stopped early
-        records = read_rounds(folder)
-        last_scores = [record.val_f1 for record in records[-HEADLINE_ROUNDS:]]
-        scores = [score for score in last_scores if score is not None]
-        sites = audit_sites(experiment, folder) if cell.method == OURS else ()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return CellResult(
-        cell=cell,
-        f1=result.f1,
-        val_f1=float(np.mean(scores)) if scores else None,
+    f1 = {}
+    with tempfile.TemporaryDirectory(prefix="generalisation-") as scratch:
+        outcome = run(config, Path(scratch) / OURS, experiment=experiment)
+        assert outcome is not None  # the run is not stopped early
+        f1[OURS] = outcome.f1
+        sites = tuple(measure_site(experiment, Path(scratch) / OURS, n) for n in experiment.names)
+        for name in (BASELINE, CEILING):
+            if name == CEILING and not any(site.wrong for site in sites):
+                continue
+            plain = make_config(setting, dataset, rounds, BASELINE, is_ceiling=name == CEILING)
+            outcome = run(plain, Path(scratch) / name)
+            assert outcome is not None
+            f1[name] = outcome.f1
+    train = experiment.train
+    return Result(
+        setting=setting,
+        f1=f1,
+        sites=sites,
         seconds=time.perf_counter() - start,
         version=package_version(),
-        sites=sites,
-        per_class={name: score.f1 for name, score in result.per_class.items()},
-        notes=list_refusals(records),
+        rate=float(train.lr),
+        balance=float(train.class_balance),
+        warnings=experiment.warnings,
     )
 
 
-def list_refusals(records: Sequence[RoundRecord]) -> tuple[str, ...]:
-    """What the coordinator's guard refused: all sites are honest, so each is a false alarm."""
-    notes = []
-    for record in records:
-        for name, reason in record.refusals.items():
-            notes.append(f"round {record.round}: {name}: {reason}")
-    return tuple(notes)
+def measure_site(experiment: Experiment, run_folder: Path, name: str) -> SiteResult:
+    """The audit of the run, the site alone, and cleanlab, on the same features and labels."""
+    samples = experiment.sites[name]
+    wrong = samples.labels != experiment.table.labels[experiment.rows[name]]
+    rankings = {"run": judge(read_evidence(run_folder, name), samples.labels, wrong)}
+    rankings["alone"] = judge(judge_alone(samples, experiment.config.seed), samples.labels, wrong)
+    if wrong.any() and len(np.unique(samples.labels)) > 1:
+        features = layer_normalise(np.asarray(samples.inputs, np.float32))
+        probs = out_of_sample_probs(features, samples.labels, samples.num_classes)
+        order = np.argsort(label_quality(probs, samples.labels), kind="stable")
+        rankings["cleanlab"] = Ranking(*score_order(order, wrong))
+    noise = str(experiment.noise[name])
+    return SiteResult(name, noise, len(wrong), int(wrong.sum()), rankings)
 
 
-def true_labels(experiment: Experiment) -> dict[str, np.ndarray]:
-    """Site -> (n,) true labels, also without noise."""
-    return {name: experiment.table.labels[rows] for name, rows in experiment.rows.items()}
+def judge_alone(samples: Samples, seed: int) -> Judgement:
+    """What `fedgsca audit-folder` knows: heads of the site alone."""
+    features = np.asarray(samples.inputs, dtype=np.float32)
+    folds = assign_folds(seed, "alone", [row.tobytes() for row in features], NUM_FOLDS)
+    labels = LocalLabels(features, samples.labels, folds, samples.num_classes)
+    return collect_local_evidence(labels, seed)
 
 
-def audit_sites(experiment: Experiment, folder: Path) -> tuple[SiteAudit, ...]:
-    """The audit of every site."""
-    audits = []
-    for name, truth in sorted(true_labels(experiment).items()):
-        given = experiment.sites[name].labels
-        audits.append(audit_site(name, read_evidence(folder, name), given, given != truth))
-    return tuple(audits)
-
-
-def audit_site(name: str, judgement: Judgement, given: np.ndarray, wrong: np.ndarray) -> SiteAudit:
-    """Ranking and count of one site; given (n,), wrong (n,) bool."""
-    ranking = rank_labels(judgement, given)
+def judge(judgement: Judgement, given: np.ndarray, wrong: np.ndarray) -> Ranking:
+    """Ranking and count from evidence; given (n,), wrong (n,) bool."""
     errors = count_errors(fit_models(judgement, given), len(given))
-    scores = np.empty(len(given))
-    scores[ranking.order] = -np.arange(len(given), dtype=np.float64)
-    quality = score_ranking(scores, wrong)
-    return SiteAudit(
-        site=name,
-        labels=len(given),
-        wrong=int(wrong.sum()),
-        estimate=float(errors.count),
-        low=float(errors.low),
-        high=float(errors.high),
-        can_tell=bool(errors.can_tell),
-        auroc=quality.auroc,
-        precision=quality.precision,
-    )
+    scores = score_order(rank_labels(judgement, given).order, wrong)
+    counts = (float(errors.count), float(errors.low), float(errors.high))
+    return Ranking(*scores, *counts, bool(errors.can_tell))
 
 
-def score_ranking(scores: np.ndarray, wrong: np.ndarray) -> RankingScore:
-    """The quality of a ranking by scores (n,), higher is worse; None without wrong labels."""
+def score_order(order: np.ndarray, wrong: np.ndarray) -> tuple[float | None, float | None]:
+    """AUROC and precision in the first tenth of rows (n,), the most suspicious first."""
     if not wrong.any():
-        return RankingScore(None, None)
-    order = np.argsort(-scores, kind="stable")
-    return RankingScore(auroc(scores, wrong), precision_at(order, wrong, first_tenth(len(wrong))))
-
-
-def measure_cleanlab(cell: Cell, dataset: Dataset, size: Size) -> dict[str, RankingScore]:
-    """What cleanlab finds inside each site, by cross-validated regressions on the same features."""
-    config = cell_config(cell, dataset, size)
-    share_features(config)
-    experiment = prepare(config)
-    scores = {}
-    for name, truth in true_labels(experiment).items():
-        samples = experiment.sites[name]
-        wrong = samples.labels != truth
-        if not wrong.any():
-            scores[name] = RankingScore(None, None)
-            continue
-        features = np.asarray(samples.inputs)
-        probs = out_of_sample_probs(features, samples.labels, experiment.table.num_classes)
-        scores[name] = score_ranking(-label_quality(probs, samples.labels), wrong)
-    return scores
+        return None, None
+    scores = np.empty(len(order))
+    scores[order] = -np.arange(len(order), dtype=np.float64)
+    return auroc(scores, wrong), precision_at(order, wrong, first_tenth(len(wrong)))

@@ -45,6 +45,7 @@ RECIPES: Mapping[str, Recipe] = {
     "pathmnist": Recipe(limit=1400),
     "pathmnist-long-tail": Recipe(long_tail=50),
     "ham10000": Recipe(),
+    "deepdrid": Recipe(),
     # for a smoke test
     "tiny": Recipe(train=192, test=48),
     "tiny-long-tail": Recipe(train=288, test=48, difficulty=1.0, long_tail=10),
@@ -122,8 +123,11 @@ def open_suite_table(location: str, image_size: int | None = None) -> SuiteTable
 
 
 def share_features(config: Config) -> None:
-    """Copy the frozen features of a source to its parts: they are computed once."""
-    if config.model.frozen:
+    """Copy the frozen features of a source to its parts: they are computed once.
+
+    Images that sites show in their own way have features of their own.
+    """
+    if config.model.frozen and config.data.shift == "none" and not config.data.order:
         location = config.data.source.partition(":")[2]
         suite_table = open_suite_table(location, config.data.image_size)
         copy_features(config, suite_table.table, suite_table.source, suite_table.rows)

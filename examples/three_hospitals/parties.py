@@ -44,10 +44,10 @@ class Parties:
         self.stopped_hospitals: set[str] = set()
         self.last_restart = 0.0
 
-    def run_script(self, path: Path) -> list[str]:
+    def run_script(self, path: Path, *options: str) -> list[str]:
         """Run one of the kits' scripts to its end; returns its output, line by line."""
         process = subprocess.run(
-            [path],
+            [path, *options],
             env=self._environment({}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

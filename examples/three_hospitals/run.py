@@ -128,13 +128,13 @@ def make_kits(folder: Path, port: int) -> int:
 
 def connect(parties: Parties, coordinator: Path, kits: Mapping[str, Path], port: int) -> None:
     """Start the SuperLink, register the keys, check and start the hospitals."""
-    print_line("3. The coordinator starts its SuperLink and registers the hospitals' keys", "bold")
+    print_line("3. The coordinator starts its SuperLink, which admits the three keys", "bold")
     parties.start("superlink", coordinator / "superlink.sh")
     parties.wait_until("the SuperLink", lambda: is_listening(port))
-    for line in parties.run_script(coordinator / "register-keys.sh"):
-        print_line(line)
-    print_line("4. Each hospital checks its machine, and connects", "bold")
+    print_line("4. Each hospital agrees, checks its machine, and connects", "bold")
     for name, kit in kits.items():
+        agreement = ("--person", f"Head of {name}", "--until", "2099-12-31", "--yes")
+        parties.run_script(kit / "agree.sh", *agreement)
         output = parties.run_script(kit / "check.sh")
         print_line(f"{name}: {len(output) - 1} checks, {output[-1]}")
         parties.start_hospital(name, kit / "start.sh")

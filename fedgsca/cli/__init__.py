@@ -35,6 +35,7 @@ from fedgsca.cli import (
     reviewers,
     run,
     wire,
+    withdraw,
 )
 from fedgsca.cli.error_output import (
     from_click,
@@ -64,6 +65,7 @@ MODULES = (
     apply,
     model,
     deploy,
+    withdraw,
     wire,
     data,
     config,
@@ -87,6 +89,7 @@ PEOPLE = {
         "reviewers",
         "apply",
         "exchange",
+        "withdraw",
         "predict",
         "export",
     ),

@@ -53,8 +53,8 @@ def check_sites(configs: Sequence[Config], *, quiet: bool) -> None:
 
 
 def announce(configs: Sequence[Config], jobs: int = 1) -> None:
-    """Print at which size a frozen backbone sees the images, and the estimated time of all runs."""
-    from fedgsca.federation.choose_settings import describe_frozen
+    """Print what is trained from which weights, and the estimated time of all runs."""
+    from fedgsca.federation.choose_settings import describe_model
     from fedgsca.federation.data_source import load_table
     from fedgsca.federation.progress import display
     from fedgsca.federation.time_estimate import estimate_time, measure_speed
@@ -69,8 +69,7 @@ def announce(configs: Sequence[Config], jobs: int = 1) -> None:
         by_model.setdefault(experiment.model, []).append(experiment)
     for experiments in by_model.values():
         speed = measure_speed(experiments[0], table)
-        text = describe_frozen(experiments[0], table.images.shape[1])
-        if text is not None:
+        for text in describe_model(experiments[0], table.images.shape[1]):
             print_note(text, None)
         model_estimates = [estimate_time(one, table, speed) for one in experiments]
         features += model_estimates[0].features

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgsca.cli.options import Json
-from fedgsca.errors import DataError, RunFolderError
+from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
-from fedgsca.support.text import plural, printable, size_text
+from fedgsca.support.text import join_words, plural, printable, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fedgsca.data.checks import SourceReport
     from fedgsca.data.table import ImageTable
+    from fedgsca.data.table_import import TableImport
 
 Source = Annotated[str, typer.Argument(help="as after --data")]
 Root = Annotated[
@@ -72,6 +73,22 @@ OlderThan = Annotated[
     typer.Option("--older-than", min=0, metavar="DAYS", help="only what was not read for so long"),
 ]
 
+ImageFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="the folder with the images")]
+Tables = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="TABLE...", help="csv and xlsx files; default: all in FOLDER"),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="HEADER=COLUMN",
+        help="what a column is, where the guess is wrong: 'Befund=label'; repeatable",
+    ),
+]
+ImportYes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+
+_MAX_CASES = 20  # of each problem of an import that are printed
 _MAX_SETS = 5  # of each kind that are printed
 _MAX_COPIES = 4  # of a set
 
@@ -151,12 +168,118 @@ def check(
         _write_sheet(table, sheet)
 
 
+@group.command("import")
+def import_tables(
+    folder: ImageFolder,
+    tables: Tables = None,
+    columns: Columns = None,
+    yes: ImportYes = False,
+    as_json: Json = False,
+) -> None:
+    """Write labels.csv and names.toml from the tables that a hospital exports, after one question.
+
+    Columns are guessed from German, French and English headers; images are found whatever drive,
+    slashes, capitals or umlauts the table writes, or by the UIDs of DICOM files.
+    """
+    from fedgsca.data.table_import import check_target, read_import, write_import
+
+    check_target(folder)  # before anybody is asked
+    result = read_import(folder, tables or (), _read_columns(columns or []))
+    if as_json:
+        print_json(_import_json(result))
+    else:
+        _show_import(result)
+    if not result.rows:
+        raise DataError(
+            "data.nothing-imported",
+            f"{folder}: no row of the tables has an image and a label",
+            fix="check the columns above; say which one it is with --column 'HEADER=file'",
+        )
+    if not (yes or as_json):
+        typer.confirm(f"Write labels.csv and names.toml in {folder}?", abort=True)
+    paths = write_import(result)
+    if not as_json:
+        print_line("")
+        print_line(f"written {join_words([path.name for path in paths])} in {folder}")
+        print_line(f"next    fedgsca data check {folder}", "bold")
+
+
+def _read_columns(items: list[str]) -> dict[str, str]:
+    from fedgsca.data.readers.folder import COLUMNS
+
+    columns = {}
+    for item in items:
+        own_name, _, name = item.rpartition("=")
+        if not own_name or name not in COLUMNS:
+            raise ConfigError(
+                "cli.invalid-column",
+                f"--column {item} is not HEADER=COLUMN",
+                fix=f"write for example --column 'Befund=label'; columns: {', '.join(COLUMNS)}",
+            )
+        columns[own_name] = name
+    return columns
+
+
+def _import_json(result: TableImport) -> dict[str, object]:
+    return {
+        "tables": result.tables,
+        "columns": result.columns,
+        "ignored": result.ignored_columns,
+        "classes": {name: dict(counts) for name, counts in result.spellings.items()},
+        "order": result.order,
+        "rows": len(result.rows),
+        "found": dict(result.ways),
+        "missing": result.missing_files,
+        "ambiguous": result.ambiguous_files,
+        "repeated": result.repeated_files,
+        "unlabelled": dict(result.labels_left_out),
+        "unlisted": result.num_unlisted,
+    }
+
+
+def _show_import(result: TableImport) -> None:
+    """Everything that a data manager has to say yes to, on one screen."""
+    print_line(f"tables  {join_words(result.tables)}")
+    for own_name, column in result.columns.items():
+        print_line(f"column  {printable(own_name)} is the {column}")
+    if result.ignored_columns:
+        print_line(f"kept    {', '.join(map(printable, result.ignored_columns))}: not used")
+    ways = [f"{count} {way}" for way, count in result.ways.most_common()]
+    print_line(f"images  {len(result.rows)} found: {join_words(ways)}" if ways else "images  none")
+    print_line("")
+    rows = []
+    for name, counts in result.spellings.items():
+        spellings = [f"{printable(own_name)} ({count})" for own_name, count in counts.most_common()]
+        rows.append([name, str(counts.total()), ", ".join(spellings) if len(counts) > 1 else ""])
+    print_table(make_table(["class", "images", "one class because they are alike"], rows))
+    if result.order:
+        print_line(f"order   {' < '.join(map(printable, result.order))}")
+    no_decisions = []
+    for own_name, count in result.labels_left_out.items():
+        no_decisions.append(f"{printable(own_name)} ({count})")
+    problems = (
+        ("without an image", result.missing_files),
+        ("for which several images have the same name", result.ambiguous_files),
+        ("for an image that an earlier row has", result.repeated_files),
+        ("without a decision about the label", no_decisions),
+    )
+    for text, cases in problems:
+        if cases:
+            count = result.labels_left_out.total() if cases is no_decisions else len(cases)
+            print_line(f"! {plural(count, 'row')} {text}, left out:")
+            for case in cases[:_MAX_CASES]:
+                print_line(f"    {printable(case)}")
+            if len(cases) > _MAX_CASES:
+                print_line(f"    ... and {len(cases) - _MAX_CASES} more (--json lists all)")
+    if result.num_unlisted:
+        print_line(f"! {plural(result.num_unlisted, 'image')} of the folder in no table: not used")
+
+
 def _write_sheet(table: ImageTable, file: Path) -> None:
     """A contact sheet, so that a person can look at the images."""
-    from fedgsca.data.contact_sheet import save_sheet
+    from fedgsca.data.sheets import save_sheet
 
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         save_sheet(table, file)
     except (OSError, ValueError) as error:
         # no permission, no space, or a file type that Pillow does not support

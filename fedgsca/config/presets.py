@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedgsca.config.schema import OWN_FEATURES
-from fedgsca.models.training import default_weights, training_defaults
+from fedgsca.models.training import default_evidence_backbone, default_weights, training_defaults
 
 Tree = dict[str, Any]
 
@@ -74,6 +74,7 @@ def recommend(tree: Mapping[str, Any]) -> Tree:
     # a published protocol does not depend on what is installed here
     if weights is not None and (is_frozen or tree.get("preset", "default") == "default"):
         base["model"] = {**base.get("model", {}), "weights": weights}
+    base["evidence"] = {"backbone": default_evidence_backbone()}
     base["train"] = training_defaults(name, frozen=is_frozen)
     return base
 

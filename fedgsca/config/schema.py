@@ -463,6 +463,13 @@ class AuditConfig(Section):
 class EvidenceConfig(Section):
     """Evidence heads: a slow second opinion about labels (see audit.enabled)."""
 
+    backbone: str | None = Field(
+        default=None,
+        description="while a network is trained: the frozen network with packaged weights whose "
+        "features the heads see, computed once; none: the features of the network in training. "
+        "efficientnet-lite0 where it is installed",
+    )
+
     first: int = Field(
         default=9,
         ge=1,

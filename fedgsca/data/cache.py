@@ -29,6 +29,8 @@ from fedgsca.errors import DataError
 from fedgsca.support.files import (
     is_abandoned,
     is_disk_full,
+    make_folders,
+    open_private,
     remove_quietly,
     sync_folder,
     temporary_path,
@@ -148,7 +150,7 @@ def cached_rows(
     def write(path: Path) -> Extra:
         extra: Extra = {}
         count = 0
-        with open(path, "wb") as handle:
+        with open(path, "wb", opener=open_private) as handle:
             start = handle.write(_header((at_most, *row_shape), dtype))
             for block in rows(extra):
                 if block.shape[1:] != row_shape or block.dtype != dtype:
@@ -223,7 +225,7 @@ def _fetch(recipe: _Recipe, cache_dir: Path | None) -> CacheEntry:
         notes = (f"a cached array in {folder} was damaged ({damage}) and has been rebuilt",)
         log.warning(notes[0])
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # decoded images: for this user only
+        make_folders(folder)
         _sweep(folder)
         _build(manifest, recipe)
     except OSError as error:
@@ -323,7 +325,7 @@ def _reserve(path: Path, shape: Shape, dtype: np.dtype[Any]) -> None:
     """
     header = _header(shape, dtype)
     size = math.prod(shape) * dtype.itemsize
-    with open(path, "wb") as handle:
+    with open(path, "wb", opener=open_private) as handle:
         handle.write(header)
         handle.flush()
         if hasattr(os, "posix_fallocate"):

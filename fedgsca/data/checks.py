@@ -22,12 +22,13 @@ from fedgsca.data.build_table import (
     spelling_warnings,
     unreadable_error,
 )
-from fedgsca.data.duplicates import CopyFinding, duplicate_warnings, find_copies, write_findings
+from fedgsca.data.duplicates import CopyFinding, duplicate_warnings, find_copies
 from fedgsca.data.file_list import FileList, FolderCount, shorten
 from fedgsca.data.load import complete_table, find_reader, read_table
 from fedgsca.data.partition import leakage_warnings
 from fedgsca.data.reader import Reader, ReaderOptions
 from fedgsca.data.readers.published import published_warnings
+from fedgsca.data.sheets import write_findings
 from fedgsca.data.table import SPLITS, ImageTable
 from fedgsca.errors import FedgscaError
 from fedgsca.support.files import sha256_file
@@ -189,7 +190,7 @@ def _check_file_list(
 ) -> SourceReport:
     """Problems of the list and of the images together, and a report about what can be used."""
     assert reader.list_images is not None
-    file_list = reader.list_images(root, options)
+    file_list = reader.list_files(root, options)
     problems = []
     for error in file_list.problems:
         problems.append(SourceProblem(error.code, file_list.without_root(error.message), error.fix))
@@ -202,7 +203,7 @@ def _check_file_list(
         problems.append(_problem(unreadable_error(file_list, bad_files)))
     usable = file_list
     if file_list.problems:
-        usable = reader.list_images(root, replace(options, skip_unreadable=True))
+        usable = reader.list_files(root, replace(options, skip_unreadable=True))
     report = SourceReport(source, name=root.name, notes=tuple(file_list.notes))
     if not usable.problems and len(bad_files) < len(usable.rows):
         if fast:

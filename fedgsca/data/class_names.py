@@ -11,7 +11,8 @@
     Befund = "label"
 
 Everything that reads the folder then uses the names on the right. `order` names grades from the
-lowest to the highest; classes that are no grade are left out. site.toml of a deployment may
+lowest to the highest; classes that are no grade are left out. `ignore`, beside it, names columns
+that mean nothing here. `fedgsca data import` writes the file. site.toml of a deployment may
 have the same table [classes], for data that must not be touched.
 """
 
@@ -30,7 +31,7 @@ from fedgsca.errors import ClassListError, DataError
 from fedgsca.support.text import fold_name, one_line, plural, suggest
 
 FILE = "names.toml"
-_MAX_CASES = 5  # names in one message
+_MAX_CASES = 50  # names in one message: a person corrects them in one go
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class FolderNames:
     # by folded name, see fold_name
     columns: Mapping[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    # folded names of columns that stay in labels.csv and mean nothing here
+    ignore: frozenset[str] = frozenset()
 
 
 def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
@@ -56,19 +59,14 @@ def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
             f"{path} cannot be read: {error}",
             fix='write lines such as Gesund = "healthy" below [classes], in UTF-8',
         ) from None
-    order = tree.pop("order", [])
-    if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
-        raise DataError(
-            "data.invalid-names",
-            f"{path}: order is not a list of class names",
-            fix='write order = ["lowest grade", "next grade"] above the tables',
-        )
+    order = _read_list(path, tree, "order", '["lowest grade", "next grade"]')
+    ignore = _read_list(path, tree, "ignore", '["Age", "Station"]')
     unknown_tables = sorted(set(tree) - {"classes", "columns"})
     if unknown_tables:
         raise DataError(
             "data.invalid-names",
             f"{path} contains {', '.join(map(repr, unknown_tables))}, which means nothing there",
-            fix="use the tables [classes] and [columns], and above them order = [...]",
+            fix="use the tables [classes] and [columns], and above them order and ignore",
         )
     class_names = _read_pairs(path, tree.get("classes", {}))
     column_names = {}
@@ -82,7 +80,18 @@ def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
                 fix=f"{hint}use one of: {', '.join(columns)}",
             )
         column_names[fold_name(own_name)] = name
-    return FolderNames(class_names, column_names, tuple(order))
+    return FolderNames(class_names, column_names, order, frozenset(map(fold_name, ignore)))
+
+
+def _read_list(path: Path, tree: dict[str, object], key: str, example: str) -> tuple[str, ...]:
+    names = tree.pop(key, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(
+            "data.invalid-names",
+            f"{path}: {key} is not a list of names",
+            fix=f"write {key} = {example} above the tables",
+        )
+    return tuple(names)
 
 
 def _read_pairs(path: Path, tree: object) -> dict[str, str]:

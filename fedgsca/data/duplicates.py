@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from fedgsca.data.table import ImageTable
-from fedgsca.support.csv_table import render_csv
-from fedgsca.support.files import write_atomic
 from fedgsca.support.text import plural
 
 _MAX_NEAR = 20_000  # images that are compared pair by pair
 _MAX_BITS = 10  # of 256
 _MAX_MEAN = 4.0  # grey values
 _MIN_TEXTURE = 4.0  # standard deviation of grey values
-_SHEET_ROWS = 40
-_SHEET_COLUMNS = 6
 _BIT_COUNTS = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)
 
 
 def find_duplicates(table: ImageTable) -> list[np.ndarray]:
     """Row numbers of every set of two or more identical images, or features without images."""
     rows_by_digest: dict[bytes, list[int]] = {}
+    for row, digest in enumerate(content_digests(table)):
+        rows_by_digest.setdefault(digest.tobytes(), []).append(row)
+    return [np.array(rows) for rows in rows_by_digest.values() if len(rows) > 1]
+
+
+def content_digests(table: ImageTable) -> np.ndarray:
+    """(n, 16) uint8: what identifies the pixels of every image, or features without images."""
     contents = table.images
     if not table.has_images and table.features is not None:
         contents = table.features
+    digests = bytearray()
     for row in range(len(table)):
         pixels = np.ascontiguousarray(contents[row]).data
-        digest = hashlib.blake2b(pixels, digest_size=16).digest()
-        rows_by_digest.setdefault(digest, []).append(row)
-    return [np.array(rows) for rows in rows_by_digest.values() if len(rows) > 1]
+        digests += hashlib.blake2b(pixels, digest_size=16).digest()
+    return np.frombuffer(bytes(digests), np.uint8).reshape(len(table), 16)
 
 
 def find_near_duplicates(table: ImageTable) -> list[np.ndarray]:
@@ -114,40 +114,6 @@ def _finding(kind: str, table: ImageTable, rows: np.ndarray) -> CopyFinding:
         name = table.classes[table.labels[row]]
         images.append(ImageCopy(str(table.ids[row]), str(table.split[row]), name, row))
     return CopyFinding(kind, tuple(images))
-
-
-def write_findings(findings: Sequence[CopyFinding], table: ImageTable, folder: Path) -> list[Path]:
-    """Write copies.csv, and copies.png with one row of images for each finding."""
-    lines: list[Sequence[object]] = [["set", "kind", "file", "split", "label"]]
-    for number, finding in enumerate(findings, 1):
-        for image in finding.images:
-            lines.append([number, finding.kind, image.file, image.split, image.label])
-    write_atomic(folder / "copies.csv", render_csv(lines).encode("utf-8", "surrogateescape"))
-    _write_sheet(findings[:_SHEET_ROWS], table, folder / "copies.png")
-    return [folder / "copies.csv", folder / "copies.png"]
-
-
-def _write_sheet(findings: Sequence[CopyFinding], table: ImageTable, path: Path) -> None:
-    """Every finding is a row: its number, then up to six images with split and label."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    size, gap, text_height = 128, 8, 18
-    page_size = (40 + _SHEET_COLUMNS * (size + gap), len(findings) * (size + text_height + gap))
-    page = Image.new("RGB", (page_size[0], max(page_size[1], size)), "white")
-    draw = ImageDraw.Draw(page)
-    font = ImageFont.load_default(size=11)
-    for number, finding in enumerate(findings):
-        y = number * (size + text_height + gap)
-        draw.text((4, y + size / 2), str(number + 1), fill="black", font=font)
-        for column, image in enumerate(finding.images[:_SHEET_COLUMNS]):
-            x = 40 + column * (size + gap)
-            picture = Image.fromarray(np.ascontiguousarray(table.images[image.row]))
-            page.paste(picture.resize((size, size)), (x, y))
-            caption = f"{image.split}: {image.label}"[:22]
-            draw.text((x, y + size + 2), caption, fill="black", font=font)
-    content = io.BytesIO()
-    page.save(content, "PNG")
-    write_atomic(path, content.getvalue())
 
 
 def duplicate_warnings(table: ImageTable) -> list[str]:

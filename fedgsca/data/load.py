@@ -19,9 +19,10 @@ from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import Reader, ReaderOptions, available_readers
 from fedgsca.data.relabel import replace_labels
 from fedgsca.data.table import ImageTable, check_table, fingerprint
+from fedgsca.data.withdrawn import remaining_rows
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
-from fedgsca.support.text import suggest
+from fedgsca.support.text import plural, suggest
 
 SMALLEST_SIZE, LARGEST_SIZE = 8, 2048  # pixels
 
@@ -130,7 +131,7 @@ def find_reader(source: str) -> tuple[Reader, str]:
 def read_table(reader: Reader, location: str, options: ReaderOptions) -> ImageTable:
     """The table from the reader's own function, or from its list of images."""
     if reader.list_images is not None:
-        file_list = reader.list_images(Path(location).expanduser(), options)
+        file_list = reader.list_files(Path(location).expanduser(), options)
         part = draw_before_decoding(file_list, options)
         if part is not None:
             return read_file_list(part, options)
@@ -138,7 +139,17 @@ def read_table(reader: Reader, location: str, options: ReaderOptions) -> ImageTa
     else:
         assert reader.read is not None
         table = reader.read(location, options)
+        rows = remaining_rows(table, location)
+        if rows is not None:
+            note = f"{plural(len(table) - len(rows), 'image')} of withdrawn patients left out"
+            table = take_rows(table, rows, (note,))
     return subsample(table, options)
+
+
+def read_any(reader: Reader, location: str) -> ImageTable:
+    """The table of a source that is no folder of images, with the images of all patients."""
+    assert reader.read is not None
+    return reader.read(location, ReaderOptions())
 
 
 def _unknown_source(source: str, path: Path) -> DataError:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from fedgsca.data.file_list import FileList
 from fedgsca.data.table import ImageTable
+from fedgsca.data.withdrawn import drop_withdrawn
 from fedgsca.errors import ConfigError
 from fedgsca.support.registry import Registry
 from fedgsca.support.text import did_you_mean
@@ -70,6 +71,13 @@ class Reader:
     recognises: Callable[[Path], bool] | None = None
     # position in lists for people
     order: int = 100
+
+    def list_files(self, root: Path, options: ReaderOptions) -> FileList:
+        """The images of a folder, without those of patients who have left (withdrawn.py)."""
+        assert self.list_images is not None
+        file_list = self.list_images(root, options)
+        drop_withdrawn(file_list)
+        return file_list
 
     def check_options(self, options: ReaderOptions) -> None:
         """Raise ConfigError for an option that this reader does not have or a wrong value."""

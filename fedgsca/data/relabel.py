@@ -14,10 +14,11 @@ import numpy as np
 
 from fedgsca.data.file_list import repeats_fix, repeats_text, shorten, show_cases
 from fedgsca.data.table import ImageTable, fingerprint
+from fedgsca.data.withdrawn import WithdrawnList
 from fedgsca.errors import DataError
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
-from fedgsca.support.csv_table import LabelLine, read_label_lines, write_cells
-from fedgsca.support.files import PRIVATE, open_atomic, sha256_file, write_atomic
+from fedgsca.support.csv_table import LabelLine, read_label_lines, read_text, write_cells
+from fedgsca.support.files import open_atomic, sha256_file, write_atomic
 from fedgsca.support.text import plural
 
 
@@ -202,6 +203,27 @@ def _check_labels(
     return num_others
 
 
+def remove_lines(path: Path, withdrawn: WithdrawnList) -> bool:
+    """Remove the lines of withdrawn images from a csv of labels and its log; whether there were."""
+    lines = {}
+    for line in read_label_lines(path):
+        if withdrawn.has("file", line.image_id):
+            lines[line.line] = line.image_id
+    if not lines:
+        return False
+    log = read_log(path)
+    rows = read_text(path)[0].splitlines(keepends=True)
+    text = "".join(row for number, row in enumerate(rows, 1) if number not in lines)
+    content = text.encode()
+    if log is not None:
+        changes = [LabelChange(**change) for change in log.pop("changes")]
+        remaining = [change for change in changes if change.id not in lines.values()]
+        facts = {key: log[key] for key in log.keys() - {"version", "file", "sha256"}}
+        write_log(path, content, facts, remaining)
+    write_atomic(path, content)
+    return True
+
+
 # ---- the log beside a corrected labels file ----
 # Which labels were changed, by whom and why, and how good the model was before. It names the labels
 # file by its content: a log is ignored if the file was edited afterwards.
@@ -247,8 +269,8 @@ def write_log(
         "changes": [asdict(change) for change in changes],
     }
     text = json.dumps(log, indent=1, ensure_ascii=False)
-    write_atomic(log_path(labels), text.encode() + b"\n", mode=PRIVATE)
-    with open_atomic(log_path(labels, "csv"), mode=PRIVATE) as handle:
+    write_atomic(log_path(labels), text.encode() + b"\n")
+    with open_atomic(log_path(labels, "csv")) as handle:
         write_cells(handle, [field.name for field in fields(LabelChange)])
         for change in changes:
             write_cells(handle, list(asdict(change).values()))

@@ -48,6 +48,8 @@ class Reply:
     late_to: Payload | None = None
     # an answer arrived, but nothing in it can be used: there is no update
     is_malformed: bool = False
+    # nothing arrived: the site is not connected, or did not answer in time
+    is_absent: bool = False
 
     def __post_init__(self) -> None:
         """The reason comes from another machine: make it one short, printable line."""
@@ -97,6 +99,9 @@ class RunObserver:
     def on_start(self, experiment: Experiment, first_round: int) -> None:
         """The data is ready; rounds before `first_round` were run earlier."""
 
+    def on_history(self, rounds: Sequence[RoundRecord]) -> None:
+        """The rounds that were run earlier, before a restart."""
+
     def on_site_done(self, round_index: int, reply: Reply) -> None:
         """A site has answered, or will not."""
 
@@ -132,6 +137,11 @@ class ObserverGroup(RunObserver):
         """See RunObserver, here and below."""
         for observer in self.observers:
             observer.on_start(experiment, first_round)
+
+    def on_history(self, rounds: Sequence[RoundRecord]) -> None:
+        """To all."""
+        for observer in self.observers:
+            observer.on_history(rounds)
 
     def on_site_done(self, round_index: int, reply: Reply) -> None:
         """To all."""

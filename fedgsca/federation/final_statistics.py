@@ -303,6 +303,11 @@ def label_predictions(experiment: Experiment, probs: np.ndarray) -> FinalPredict
 
 def write_predictions_file(folder: Path, predictions: FinalPredictions) -> None:
     """Write the file of a run."""
+    write_atomic(folder / FILE, encode_predictions(predictions))
+
+
+def encode_predictions(predictions: FinalPredictions) -> bytes:
+    """The content of the file."""
     arrays = {"ids": predictions.ids, "labels": predictions.labels, "probs": predictions.probs}
     if predictions.groups is not None:
         arrays["groups"] = predictions.groups
@@ -310,7 +315,7 @@ def write_predictions_file(folder: Path, predictions: FinalPredictions) -> None:
         arrays["sites"] = predictions.sites
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]
-    write_atomic(folder / FILE, content.getvalue())
+    return content.getvalue()
 
 
 def read_predictions_file(folder: Path) -> FinalPredictions | None:

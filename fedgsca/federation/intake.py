@@ -60,6 +60,7 @@ class Intake:
     folder: Path
     site_seconds: dict[str, float] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)  # site -> reason
+    absent_sites: set[str] = field(default_factory=set)  # those of `refusals` that said nothing
     # (name, code of the error) -> how often
     num_refusals: dict[tuple[str, str], int] = field(default_factory=dict)
     used_sites: list[str] = field(default_factory=list)
@@ -95,6 +96,8 @@ class Intake:
             try:
                 self._check_expected(reply)
                 self.observer.on_site_done(self.payload.round, reply)
+                if reply.is_absent:
+                    self.absent_sites.add(reply.site)
                 self.site_seconds[reply.site] = reply.seconds
                 update = _read_update(reply)
                 for item in self.filters:
@@ -147,7 +150,8 @@ class Intake:
         if self.num_refusals[key] > 1:  # thousands of answers are one message
             return
         self.refusals[name] = reason
-        self.observer.on_message(f"round {self.payload.round + 1}: {name} is left out: {reason}")
+        state = "absent" if site in self.absent_sites else "left out"
+        self.observer.on_message(f"round {self.payload.round + 1}: {name} is {state}: {reason}")
 
     def _display_name(self, site: str) -> str:
         """The name of a site in messages and files. A stranger may call itself anything.
@@ -208,6 +212,7 @@ class Intake:
             sites=sites,
             asked_sites=self.asked_sites,
             refusals=self.refusals,
+            absent_sites=tuple(sorted(self.absent_sites)) or None,
             distant_sites=self.context.distant_sites or None,
             privacy=_budget(experiment.config, self.payload.round + 1),
         )

@@ -70,10 +70,15 @@ def add_judgement(site: Site, round_index: int, experiment: Experiment, folder: 
 
 
 def write_header(place: Path, header: EvidenceHeader) -> None:
-    """Write site.json into the folder of a site's evidence, with its checksum."""
+    """Write site.json into the folder of a site's evidence."""
+    write_atomic(place / "site.json", encode_header(header))
+
+
+def encode_header(header: EvidenceHeader) -> bytes:
+    """The content of site.json, with its checksum."""
     tree = header.to_json()
     tree["digest"] = _tree_digest(tree)
-    write_atomic(place / "site.json", json.dumps(tree, indent=1).encode())
+    return json.dumps(tree, indent=1).encode()
 
 
 def write_judgement(store: Store, round_index: int, judgement: Judgement) -> None:

@@ -211,7 +211,7 @@ class LocalEngine:
 def open_runner(config: Config, folder: Path) -> SiteRunner:
     """A runner for all sites of a simulation."""
     method = compose_method(config)
-    return SiteRunner(prepare(config), method, folder)
+    return SiteRunner(prepare(config, folder=folder), method, folder)
 
 
 # ---- simulations know the true labels: the quality of decisions, never part of an update ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -83,6 +83,12 @@ class Pace:
         self.replies = 0
         self.start_time = time.monotonic()
 
+    def remember(self, rounds: Sequence[RoundRecord]) -> None:
+        """The scores of earlier sessions count."""
+        scores = [float(record.f1) for record in rounds if record.f1 is not None]
+        if scores:
+            self.f1, self.best = scores[-1], max(scores)
+
     def count_reply(self) -> None:
         """One more site has answered in this round."""
         self.replies += 1
@@ -144,6 +150,10 @@ class PaceObserver(RunObserver):
         if first_round:
             self.on_message(f"continuing after round {first_round} of {self.pace.rounds}")
         self.draw(is_round_end=False)
+
+    def on_history(self, rounds: Sequence[RoundRecord]) -> None:
+        """The best score may be an earlier one."""
+        self.pace.remember(rounds)
 
     def on_site_done(self, round_index: int, reply: Reply) -> None:
         """Count the site."""

@@ -16,7 +16,7 @@ times are seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -84,6 +84,8 @@ class RoundRecord(Record):
     distant_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("distant"))
     # the sites that were asked; None: all of them
     asked_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("asked"))
+    # sites of `refusals` of which nothing arrived; None: there are none
+    absent_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("absent"))
     f1: float | None = None
     recall: float | None = None
     precision: float | None = None
@@ -98,6 +100,26 @@ class RoundRecord(Record):
     # is that of the round before; only with held-out images
     expected_f1: float | None = None
     privacy: PrivacyBudget | None = None
+
+    @property
+    def test_set(self) -> tuple[tuple[str, int], ...]:
+        """On whose images the model was tested, with their number; empty: the coordinator's."""
+        return tuple(sorted((self.test_counts or {}).items()))
+
+    @property
+    def refused_sites(self) -> tuple[str, ...]:
+        """Sites whose answer was not used; those of which nothing arrived are not among them."""
+        absent = set(self.absent_sites or ())
+        return tuple(site for site in self.refusals if site not in absent)
+
+
+def comparable_rounds(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """The rounds with a score on the test images of the last one: scores that can be compared.
+
+    Where the sites test the model, a site that is absent takes its images with it.
+    """
+    scores = [record for record in rounds if record.f1 is not None]
+    return [record for record in scores if record.test_set == scores[-1].test_set]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from fedgsca.federation.records import (
     TimingRecord,
     Traffic,
     UnseenChoice,
+    comparable_rounds,
 )
 from fedgsca.federation.simulation import Experiment
 from fedgsca.methods.base import Logged
@@ -120,9 +121,9 @@ def choose_unseen(rounds: Sequence[RoundRecord]) -> UnseenChoice | None:
 
 
 def tested_rounds(rounds: Sequence[RoundRecord]) -> list[LastRound]:
-    """The scores of the rounds in which the model was tested, at least one."""
+    """The scores of the rounds that were tested on the same images as the last one; not empty."""
     scores = []
-    for record in rounds:
+    for record in comparable_rounds(rounds):
         if record.f1 is None or record.recall is None or record.precision is None:
             continue
         confusion = record.confusion or ()

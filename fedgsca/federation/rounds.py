@@ -29,7 +29,7 @@ from fedgsca.federation.local import LocalEngine, SiteRunner
 from fedgsca.federation.privacy import spent_epsilon
 from fedgsca.federation.processes import ProcessEngine
 from fedgsca.federation.records import RoundRecord, RunResult, TimingRecord, finite
-from fedgsca.federation.run_folder import RunFolder
+from fedgsca.federation.run_folder import RunFolder, read_rounds
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.federation.site_evaluation import (
     ModelScores,
@@ -73,7 +73,7 @@ def run(
         if result is not None:
             return result
         folder.check_version()
-        experiment = experiment or prepare(config)
+        experiment = experiment or prepare(config, folder=out)
         check_agreed_sites(config, experiment.names)
         spent_epsilon(config, 1)  # a missing accountant is noticed before the first round
         method = compose_method(config)
@@ -89,6 +89,7 @@ def run(
         restore_memory(filters, newest.filters)
         folder.cut_metrics(state.round)
         observer.on_start(experiment, state.round)
+        observer.on_history(read_rounds(out))
         if config.privacy is not None and config.audit.enabled:
             observer.on_message(NO_HEADS_MESSAGE)
         end_round = config.train.rounds

@@ -2,7 +2,7 @@
 
 config.toml        the experiment, with every default filled in
 setup.json         classes, sites, sizes, realised noise, fingerprints, warnings (Setup)
-rows/<site>.safetensors   images and labels of a site; noise/<site>.csv with true labels
+samples.safetensors, rows/<site>.safetensors, noise/<site>.csv   see site_rows.py
 metrics.jsonl      one line per round; the same bytes whenever the same experiment is run
 timing.jsonl       seconds per phase and site; differs from run to run
 checkpoint/        the last four rounds
@@ -50,6 +50,8 @@ from fedgsca.methods.base import Method, ServerState
 from fedgsca.noise import realised
 from fedgsca.support.files import (
     is_disk_full,
+    make_folders,
+    open_private,
     remove_abandoned,
     remove_quietly,
     try_lock,
@@ -61,6 +63,7 @@ from fedgsca.wire import save_tensors
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+LOCK_FILE = ".lock"  # held by the process that runs the experiment
 # without them a file is no result; later versions may add others
 _RESULT_KEYS = ("method", "f1", "rounds")
 _SHOWN_CHANGES = 6  # differences between two experiments that an error lists
@@ -161,7 +164,7 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folders(self.path)
         except OSError as error:
             raise RunFolderError(
                 "run.cannot-create-folder",
@@ -175,7 +178,7 @@ class RunFolder:
 
     def _take_lock(self) -> BaseFileLock:
         try:
-            lock = try_lock(self.path / ".lock")
+            lock = try_lock(self.path / LOCK_FILE)
         except OSError as error:
             raise RunFolderError(
                 "run.cannot-write-folder",
@@ -200,7 +203,7 @@ class RunFolder:
             return
         if not (self.path / "config.toml").exists():  # nothing has begun: leave nothing behind
             with contextlib.suppress(OSError):
-                (self.path / ".lock").unlink()
+                (self.path / LOCK_FILE).unlink()
                 self.path.rmdir()
         self._lock.release()
 
@@ -246,7 +249,7 @@ class RunFolder:
         signature = experiment.signature()
         self._check_data(signature)
         keep_samples(self.path, experiment)
-        setup = self._make_setup(experiment, signature)
+        setup = make_setup(experiment, signature)
         write_atomic(self.path / "setup.json", dumps(setup.to_json()))
 
     def check_version(self) -> None:
@@ -273,32 +276,9 @@ class RunFolder:
                 "run.data-changed",
                 f"the data of {self.path} has changed since the run began (images, labels, sites or"
                 " the weights file)",
-                fix="restore it as it was, or start a new run with another --out",
+                fix="restore it as it was, or start a new run with another --out; if patients have"
+                f" left, run `fedgsca withdraw PATIENT --from {self.path}`",
             )
-
-    def _make_setup(self, experiment: Experiment, signature: str) -> Setup:
-        table = experiment.table
-        labels = labels_in_use(self.config.data.labels or self.config.noise.given, table)
-        is_head = self.config.model.name == OWN_FEATURES
-        return Setup(
-            data=DataSetup(
-                name=table.name,
-                fingerprint=table.fingerprint,
-                classes=tuple(table.classes),
-                order=table.order or None,
-                shape=tuple(table.images.shape),
-                white=table.white,
-                feature_width=experiment.feature_width if is_head else None,
-            ),
-            test=0 if experiment.test is None else len(experiment.test),
-            sites={name: _site_setup(experiment, name) for name in experiment.names},
-            warnings=experiment.warnings,
-            fingerprint=self.config.fingerprint(),
-            signature=signature,
-            weights=weights_digest(self.config),
-            version=__version__,
-            labels=None if labels is None else LabelsInUse.from_json(labels),
-        )
 
     # ---- round by round ----
 
@@ -322,7 +302,7 @@ class RunFolder:
 
     def _append(self, name: str, tree: Mapping[str, Any]) -> None:
         try:
-            with open(self.path / name, "ab") as handle:
+            with open(self.path / name, "ab", opener=open_private) as handle:
                 handle.write(_json_line(tree))
                 handle.flush()
                 os.fsync(handle.fileno())
@@ -368,6 +348,32 @@ class RunFolder:
         return result
 
 
+def make_setup(experiment: Experiment, signature: str) -> Setup:
+    """What setup.json says about an experiment."""
+    config, table = experiment.config, experiment.table
+    labels = labels_in_use(config.data.labels or config.noise.given, table)
+    is_head = config.model.name == OWN_FEATURES
+    return Setup(
+        data=DataSetup(
+            name=table.name,
+            fingerprint=table.fingerprint,
+            classes=tuple(table.classes),
+            order=table.order or None,
+            shape=tuple(table.images.shape),
+            white=table.white,
+            feature_width=experiment.feature_width if is_head else None,
+        ),
+        test=0 if experiment.test is None else len(experiment.test),
+        sites={name: _site_setup(experiment, name) for name in experiment.names},
+        warnings=experiment.warnings,
+        fingerprint=config.fingerprint(),
+        signature=signature,
+        weights=weights_digest(config),
+        version=__version__,
+        labels=None if labels is None else LabelsInUse.from_json(labels),
+    )
+
+
 def _minor_version(version: str) -> str:
     """Versions that differ only in the last number give the same bytes: 0.3.1 -> 0.3."""
     return ".".join(version.split(".")[:2])
@@ -375,7 +381,7 @@ def _minor_version(version: str) -> str:
 
 def _is_foreign(entry: Path) -> bool:
     """Whether a file in a folder without config.toml is not one of ours."""
-    return entry.name != ".lock" and entry.suffix != ".tmp"
+    return entry.name != LOCK_FILE and entry.suffix != ".tmp"
 
 
 def _json_line(tree: Mapping[str, Any]) -> bytes:

@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedgsca.config import OWN_FEATURES, Config
+from fedgsca.config import OWN_FEATURES, Config, ModelConfig
 from fedgsca.data.cache import cached_array, is_cached
 from fedgsca.data.readers.features_npz import FILE_NAME
 from fedgsca.data.table import ImageTable, images_digest
 from fedgsca.errors import ConfigError, DataError, WeightsError
+from fedgsca.methods.base import head_rounds
 from fedgsca.methods.site import RowView, Samples
 from fedgsca.support.files import sha256_file
 from fedgsca.support.registry import is_import_path
@@ -33,11 +34,14 @@ def make_sampler(config: Config, table: ImageTable) -> Sampler:
     from fedgsca.models.build import spec_of
 
     spec = spec_of(config.model.name)
+    features = None
     if config.model.frozen:
         inputs = frozen_features(config, table)
     else:
         check_images(config, table)
         inputs = table.images
+        judge = evidence_config(config)
+        features = None if judge is None else frozen_features(judge, table)
 
     def make_samples(rows: np.ndarray, labels: np.ndarray) -> Samples:
         return Samples(
@@ -48,6 +52,7 @@ def make_sampler(config: Config, table: ImageTable) -> Sampler:
             spec.std,
             None if table.groups is None else table.groups[rows],
             None if table.checked is None else table.checked.part(rows),
+            None if features is None else take_rows(features, rows),
         )
 
     return make_samples
@@ -68,6 +73,26 @@ def take_rows(source: np.ndarray, rows: np.ndarray, limit: int = MEMORY_LIMIT) -
 
 
 # ---- frozen features ----
+
+
+def evidence_config(config: Config) -> Config | None:
+    """The experiment with the frozen network whose features evidence heads see instead.
+
+    None: nobody needs them, or the heads see what the model sees.
+    """
+    backbone = config.evidence.backbone
+    if config.model.frozen or backbone is None or not head_rounds(config):
+        return None
+    model = ModelConfig(
+        name=backbone, weights="packaged", frozen=True, feature_size=config.model.feature_size
+    )
+    return config.model_copy(update={"model": model})
+
+
+def backbone_digest(config: Config) -> str:
+    """Digest of the weights behind all frozen features of an experiment; empty: there are none."""
+    frozen = config if config.model.frozen else evidence_config(config)
+    return "" if frozen is None else weights_digest(frozen) or ""
 
 
 def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
@@ -175,6 +200,9 @@ def check_weights(config: Config) -> None:
     """
     needs_weights = config.model.frozen and config.model.name != OWN_FEATURES
     paths = needed_weights(config) if needs_weights else weight_files(config)
+    judge = evidence_config(config)
+    if judge is not None:
+        needed_weights(judge)
     for path in paths:
         if not path.is_file():
             raise WeightsError(

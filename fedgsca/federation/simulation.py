@@ -17,21 +17,33 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, TrainConfig
+from fedgsca.data.class_names import align_classes
+from fedgsca.data.load import take_rows
 from fedgsca.data.partition import leakage_warnings, partition, partition_warnings
 from fedgsca.data.shift import shift_images
-from fedgsca.data.table import ImageTable
-from fedgsca.errors import ConfigError
+from fedgsca.data.table import ImageTable, fingerprint
+from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.federation.data_source import load_table
 from fedgsca.federation.label_noise import GivenLabels, give_labels, replace_images
 from fedgsca.federation.samples import (
     brings_weights,
+    evidence_config,
     make_sampler,
     split_samples,
     weight_files,
     weights_digest,
 )
+from fedgsca.federation.site_rows import (
+    SampleRecord,
+    SiteRows,
+    is_changed,
+    mark_all_checked,
+    read_record,
+    read_site_rows,
+    sites_with_rows,
+)
 from fedgsca.methods.site import Samples
-from fedgsca.noise import SiteNoise
+from fedgsca.noise import SiteNoise, parse_noise
 from fedgsca.support.registry import is_import_path
 
 
@@ -81,8 +93,14 @@ class Experiment:
 
     @property
     def dims(self) -> dict[str, int]:
-        """The meaning of the symbols in a wire declaration: classes, feature width, sites."""
-        return {"C": self.table.num_classes, "D": self.feature_width, "K": len(self.names)}
+        """The meaning of the symbols in a wire declaration.
+
+        Classes, widths of the features of the model and of evidence heads, sites.
+        """
+        judge = evidence_config(self.config)
+        width = self.feature_width if judge is None else feature_width_of(judge, self.table)
+        num_classes = self.table.num_classes
+        return {"C": num_classes, "D": self.feature_width, "E": width, "K": len(self.names)}
 
 
 @dataclass(frozen=True)
@@ -103,8 +121,14 @@ class Division:
         return {name: self.table.labels[rows] for name, rows in self.rows.items()}
 
 
-def divide(config: Config) -> Division:
-    """Load the data, divide it among sites, and give the sites their labels."""
+def divide(config: Config, folder: Path | None = None) -> Division:
+    """Load the data, divide it among sites, and give the sites their labels.
+
+    `folder` is that of the run: if patients have left since it began, the images that remain keep
+    their sites and labels, which another draw would change.
+    """
+    if folder is not None and is_changed(folder):
+        return _remaining_division(config, folder)
     table = load_table(config)
     rows = _divide_rows(config, table)
     given = give_labels(config, table, rows)
@@ -117,8 +141,13 @@ def divide(config: Config) -> Division:
     return _without_wrong_labels(division) if config.noise.oracle else division
 
 
-def load_images(config: Config) -> ImageTable:
-    """The table of a simulation with the images as its sites show them, without noise."""
+def load_images(config: Config, folder: Path | None = None) -> ImageTable:
+    """The table of a simulation with the images as its sites show them, without noise.
+
+    `folder` is that of a run: images of patients who have left it are not in the table.
+    """
+    if folder is not None and is_changed(folder):
+        return divide(config, folder).table
     table = load_table(config)
     if config.data.shift == "none":
         return table
@@ -134,6 +163,70 @@ def _shift(config: Config, table: ImageTable, rows: Mapping[str, np.ndarray]) ->
     # corrected labels must not give a test image another look
     labels = _with_source_labels(table).labels
     return shift_images(table, rows, config.data.shift, config.seed, labels=labels)
+
+
+def _remaining_division(config: Config, folder: Path, *, may_lack: bool = False) -> Division:
+    """The sites, splits and given labels that the run's folder keeps, as far as images are there.
+
+    `may_lack`: some images may be gone since the folder was written.
+    """
+    record = read_record(folder)
+    sites = {name: read_site_rows(folder, name) for name in sites_with_rows(folder)}
+    if record is None:
+        raise _changed_data(folder)
+    table, is_left = _recorded_table(config, record)
+    if not may_lack and not is_left.all():
+        raise _changed_data(folder)
+    new_row = np.cumsum(is_left) - 1
+    rows, given = {}, {}
+    for name, samples in sites.items():
+        stays = is_left[samples.rows]
+        rows[name] = new_row[samples.rows[stays]]
+        given[name] = samples.given[stays]
+        checked = None if samples.checked is None else samples.checked.part(np.flatnonzero(stays))
+        sites[name] = SiteRows(rows[name], given[name], checked)
+    noise = dict(zip(rows, parse_noise(config.noise.spec, len(rows)), strict=True))
+    if config.noise.given or table.given is not None:
+        for name, site_rows in rows.items():
+            rate = float(np.mean(given[name] != table.labels[site_rows]))
+            noise[name] = SiteNoise("F", rate)
+    if config.noise.given:
+        table = replace(table, checked=mark_all_checked(sites, len(table)))
+    return Division(table, rows, given, noise, (*table.notes, *leakage_warnings(table)))
+
+
+def _changed_data(folder: Path) -> RunFolderError:
+    return RunFolderError(
+        "run.data-changed",
+        f"the data of {folder} has changed since patients were withdrawn from the run",
+        fix="restore it; after further patients have left, run `fedgsca withdraw` again",
+    )
+
+
+def _recorded_table(config: Config, record: SampleRecord) -> tuple[ImageTable, np.ndarray]:
+    """The images of the record that are still there, in its order, and which these are: (N,)."""
+    data: dict[str, object] = {"train": None, "test": None, "long_tail": None, "val": None}
+    data["image_size"] = record.image_size or None
+    complete_config = config.model_copy(update={"data": config.data.model_copy(update=data)})
+    table = align_classes(load_table(complete_config), record.classes)
+    old_rows = record.find(table)
+    rows = np.full(len(record.split), -1, np.int64)
+    rows[old_rows[old_rows >= 0]] = np.flatnonzero(old_rows >= 0)
+    is_left = rows >= 0
+    rows = rows[is_left]
+    if len(rows) < len(table) or (np.diff(rows) < 1).any():
+        table = take_rows(table, rows)
+    split = record.split[is_left]
+    digest = fingerprint(
+        table.images,
+        table.labels,
+        table.classes,
+        split,
+        digest=table.image_digest or None,
+        features=table.features,
+        checked=table.checked,
+    )
+    return replace(table, split=split, fingerprint=digest), is_left
 
 
 def check_divisions(configs: Iterable[Config]) -> None:
@@ -209,12 +302,29 @@ def _without_wrong_labels(division: Division) -> Division:
     return replace(division, rows=rows, given=given)
 
 
-def prepare(config: Config, only: str | None = None) -> Experiment:
+def prepare(config: Config, only: str | None = None, *, folder: Path | None = None) -> Experiment:
     """All sites on this machine.
 
     `only` is the name of the one site whose samples are read; test images are not read then.
+    `folder` is that of the run, from which patients may have been withdrawn.
     """
-    division = divide(config)
+    return _open_division(config, divide(config, folder), only)
+
+
+def prepare_remaining(config: Config, folder: Path) -> Experiment:
+    """A run whose images are partly gone, before its folder follows them (changed_samples.py)."""
+    kinds = parse_noise(config.noise.spec, len(sites_with_rows(folder)))
+    if config.data.shift != "none" or any(noise.replaces_images for noise in kinds):
+        raise DataError(
+            "withdraw.changed-images",
+            f"{folder}: this simulation has changed or replaced its images (data.shift, open-set"
+            " noise), which a withdrawal would do again",
+            fix="start a new run without the patient",
+        )
+    return _open_division(config, _remaining_division(config, folder, may_lack=True))
+
+
+def _open_division(config: Config, division: Division, only: str | None = None) -> Experiment:
     table = division.table
     check_model(config, table)
     sampler = make_sampler(config, table)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedgsca.config import Config
 from fedgsca.data.cache import cache_folder
 from fedgsca.data.table import ImageTable
-from fedgsca.federation.samples import check_images, features_are_cached
+from fedgsca.federation.samples import check_images, evidence_config, features_are_cached
 from fedgsca.federation.simulation import check_model, feature_width_of
 from fedgsca.methods.base import make_method
 from fedgsca.models.build import build_frozen, build_model
@@ -84,8 +84,9 @@ def measure_speed(config: Config, table: ImageTable) -> MachineSpeed:
         x = torch.zeros(batch, 3, height, width, device=device)
         x = x.contiguous(memory_format=torch.channels_last)
     feature = 0.0
-    if config.model.frozen and not features_are_cached(config, table):
-        feature = _seconds_per_feature(config, table)
+    frozen = config if config.model.frozen else evidence_config(config)
+    if frozen is not None and not features_are_cached(frozen, table):
+        feature = _seconds_per_feature(frozen, table)
     return MachineSpeed(_seconds_per_step(model, x), feature, _seconds_per_write())
 
 

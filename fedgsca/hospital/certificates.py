@@ -156,6 +156,24 @@ def check_issuer(certificate: bytes, authority: bytes) -> None:
         ) from None
 
 
+def sign_as_authority(key: bytes, data: bytes) -> bytes:
+    """The signature of the authority (its key, PEM), as `openssl dgst -sha384 -verify` reads it."""
+    signer = serialization.load_pem_private_key(key, None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    return signer.sign(data, ec.ECDSA(hashes.SHA384()))
+
+
+def is_signed_by(certificate: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether the authority with this certificate (PEM) has signed the data."""
+    public = x509.load_pem_x509_certificate(certificate).public_key()
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    try:
+        public.verify(signature, data, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        return False
+    return True
+
+
 def make_key_pair() -> tuple[bytes, bytes]:
     """Private and public half of a hospital's key, as `ssh-keygen -t ecdsa -b 384` writes them."""
     key = ec.generate_private_key(ec.SECP384R1())
@@ -172,9 +190,7 @@ class NodeKey:
     @property
     def public(self) -> bytes:
         """The public half as the SuperLink stores it."""
-        return self.key.public_key().public_bytes(
-            _PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        return _pem_bytes(self.key.public_key())
 
     def fits(self, public: bytes) -> bool:
         """Whether this is the other half of a .pub file; comments at its end do not count."""
@@ -206,13 +222,19 @@ def read_node_key(data: bytes) -> NodeKey:
     return NodeKey(key)
 
 
-def is_public_key(data: bytes) -> bool:
-    """Whether a .pub file contains a key that Flower accepts from a SuperNode."""
+def public_pem(data: bytes) -> bytes | None:
+    """A .pub file's key as the SuperLink stores it; None if no node can have such a key."""
     try:
         key = serialization.load_ssh_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
-        return False
-    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
+        return None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        return None
+    return _pem_bytes(key)
+
+
+def _pem_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _ssh_bytes(key: ec.EllipticCurvePublicKey) -> bytes:

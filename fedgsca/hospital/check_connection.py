@@ -1,5 +1,7 @@
 """The connection to the coordinator, step by step: address, port, certificate, clock, key.
 
+Also the result that every check has.
+
 The last step asks the SuperLink whether it knows the key, without activating a node. The check must
 run where the training cannot start yet, and needs Flower's message format only;
 tests/unit/test_deploy.py holds the request against the bytes and the endpoint of the version that
@@ -19,8 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from fedgsca.hospital.check import CheckResult, failed, passed, undetermined
+from typing import Literal
 
 TIMEOUT = 10.0  # seconds
 # Flower refuses a signature from more than 5 s in the future; the header Date has whole seconds.
@@ -31,6 +32,51 @@ MIN_DAYS_LEFT = 30
 _NOT_YET_VALID = 9
 _HAS_EXPIRED = 10
 _WRONG_NAME = (62, 64)
+
+
+CheckState = Literal["ok", "FAIL", "unknown", "skipped"]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One line of `fedgsca deploy check`. A result that is not ok has a fix."""
+
+    topic: str
+    state: CheckState
+    text: str
+    fix: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the check passed."""
+        return self.state == "ok"
+
+    def to_json(self) -> dict[str, str]:
+        """The result as `--json` prints it."""
+        return {"what": self.topic, "state": self.state, "text": self.text, "fix": self.fix}
+
+
+def passed(topic: str, text: str) -> CheckResult:
+    """The check succeeded; `text` says what was found."""
+    return CheckResult(topic, "ok", text)
+
+
+def failed(topic: str, text: str, fix: str) -> CheckResult:
+    """The training would not work like this."""
+    return CheckResult(topic, "FAIL", text, fix)
+
+
+def undetermined(topic: str, text: str, fix: str) -> CheckResult:
+    """The check could not be made; `fix` says how a person can make it."""
+    return CheckResult(topic, "unknown", text, fix)
+
+
+def skipped(topic: str, text: str, fix: str) -> CheckResult:
+    """The check needs another one to pass first; `fix` says which."""
+    return CheckResult(topic, "skipped", text, fix)
+
+
+# ---- the connection ----
 
 
 @dataclass(frozen=True)
@@ -196,13 +242,13 @@ def check_registration(is_registered: bool | None) -> CheckResult:
         return failed(
             "key registered",
             "the coordinator does not know this key",
-            "send hospital.key.pub to the coordinator, who saves it in keys under your hospital's"
-            " name and runs register-keys.sh",
+            "send hospital.key.pub to the coordinator, who saves it in the folder keys under your"
+            " hospital's name",
         )
     return undetermined(
         "key registered",
         "the server's answer does not show it",
-        "ask the coordinator to look it up with `flwr supernode list`",
+        "ask the coordinator whether the SuperLink's log says `admitted` with your name",
     )
 
 

@@ -8,37 +8,41 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shlex
+import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedgsca.config import OWN_FEATURES, Config, load_config
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError
-from fedgsca.hospital.check import (
-    RESERVE,
+from fedgsca.hospital.check_connection import (
+    MIN_DAYS_LEFT,
     CheckResult,
-    check_disk,
-    check_experiment,
-    check_processor,
-    check_versions,
+    SiteIdentity,
+    check_certificate,
+    check_connection,
     failed,
     passed,
     skipped,
     undetermined,
 )
-from fedgsca.hospital.check_connection import (
-    MIN_DAYS_LEFT,
-    SiteIdentity,
-    check_certificate,
-    check_connection,
+from fedgsca.hospital.kits import (
+    KEY_FILE,
+    KIT_FILE,
+    CoordinatorKit,
+    HospitalKit,
+    installed_versions,
 )
-from fedgsca.hospital.kit_files import KEY_FILE, KIT_FILE, CoordinatorKit, HospitalKit
+from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.site_settings import SiteSettings, read_settings
 from fedgsca.support.registry import is_import_path
-from fedgsca.support.text import join_words
+from fedgsca.support.text import join_words, plural, size_text
+
+RESERVE = 1_000_000_000  # bytes for the method's memory, Flower's files and logs
 
 
 def check_kit(kit: Path) -> Iterator[CheckResult]:
@@ -49,7 +53,7 @@ def check_kit(kit: Path) -> Iterator[CheckResult]:
         yield from check_coordinator(kit, info, config)
         return
     yield from check_versions(info.versions)
-    yield check_experiment(config, info.fingerprint)
+    yield from check_wheels(kit)
     key = check_hospital_key(kit / KEY_FILE)
     yield key
     settings: SiteSettings | None = None
@@ -59,6 +63,7 @@ def check_kit(kit: Path) -> Iterator[CheckResult]:
         yield failed("site.toml", error.message, error.fix)
     else:
         yield check_site_name(settings, info.hospital)
+        yield check_agreement(config, settings)
     identity = None if key.state == "FAIL" else _read_identity(kit)
     yield from check_connection(info.address, info.port, kit / "ca.crt", identity)
     yield check_processor(config)
@@ -79,6 +84,21 @@ def read_kit(kit: Path) -> HospitalKit | CoordinatorKit:
     if "hospital" in fields:
         return HospitalKit.from_json(fields)
     return CoordinatorKit.from_json(fields)
+
+
+def check_wheels(kit: Path) -> Iterator[CheckResult]:
+    """Whether the packages beside the kit are those that the consortium's authority signed."""
+    from fedgsca.hospital.wheelhouse import wheels_problem
+
+    folder = kit / "wheelhouse"
+    if not folder.is_dir():
+        return
+    problem = wheels_problem(folder, kit / "ca.crt")
+    if problem:
+        again = "do not install from it; ask the coordinator for the wheelhouse again"
+        yield failed("wheelhouse", problem, again)
+    else:
+        yield passed("wheelhouse", "all packages are those that the consortium's authority signed")
 
 
 def check_hospital_key(path: Path) -> CheckResult:
@@ -117,6 +137,22 @@ def check_site_name(settings: SiteSettings, hospital: str) -> CheckResult:
     )
 
 
+def check_agreement(config: Config, settings: SiteSettings) -> CheckResult:
+    """Whether somebody here has agreed to the experiment of the kit."""
+    try:
+        agreement = Ledger(settings).agreement(config.fingerprint())
+    except FedgscaError as error:
+        return failed("agreement", error.message, error.fix)
+    text = f"{config.method}, {plural(config.train.rounds, 'round')}"
+    if agreement is None:
+        return failed(
+            "agreement",
+            f"nobody here has agreed to the experiment ({text}), or the agreement has ended",
+            './agree.sh --person "NAME, ROLE" --until YYYY-MM-DD',
+        )
+    return passed("agreement", f"{text}: {agreement.person} agreed until {agreement.until}")
+
+
 def _read_identity(kit: Path) -> SiteIdentity | None:
     from fedgsca.hospital.certificates import read_node_key
 
@@ -150,7 +186,7 @@ def _check_network(name: str, settings: SiteSettings) -> CheckResult:
     )
 
 
-def _check_agreement(config: Config, site: str, num_train: int) -> Iterator[CheckResult]:
+def _check_num_images(config: Config, site: str, num_train: int) -> Iterator[CheckResult]:
     """Whether the site has more training images than the consortium agreed on."""
     max_images = config.aggregation.agreed_images(site)
     if max_images is None:
@@ -191,7 +227,7 @@ def check_site_data(config: Config, settings: SiteSettings) -> Iterator[CheckRes
             num_train = len(table.rows("train"))
             num_test = len(table.rows("test"))
             yield passed("data", f"{num_train} images to train on, {num_test} to test on")
-            yield from _check_agreement(config, settings.name, num_train)
+            yield from _check_num_images(config, settings.name, num_train)
             present = {table.classes[label] for label in table.labels}
             total = len(table.classes)
             yield passed(
@@ -221,7 +257,9 @@ def check_coordinator(kit: Path, info: CoordinatorKit, config: Config) -> Iterat
     yield check_experiment(config, info.fingerprint)
     yield check_server_certificate(kit, info.hosts)
     yield from check_hospital_keys(kit / "keys", config.federation.sites or ())
-    yield check_port(info.listen, info.local, info.port, kit / "ca.crt")
+    yield check_port("port", info.listen, info.local, info.port, kit / "ca.crt")
+    control = ("127.0.0.1", "127.0.0.1", info.control_port)
+    yield check_port("port for commands", *control, kit / "ca.crt")
     yield check_processor(config)
     yield check_test_images(config)
     yield from check_privacy(config)
@@ -266,17 +304,14 @@ def check_server_certificate(kit: Path, hosts: Sequence[str]) -> CheckResult:
 
 
 def check_hospital_keys(folder: Path, names: Sequence[str]) -> Iterator[CheckResult]:
-    """Whether there is one usable public key for each hospital, and none besides.
-
-    Whether the SuperLink knows them is reported by register-keys.sh.
-    """
+    """Whether there is one usable public key for each hospital, and none besides."""
     keys = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.pub"))}
     problems = _key_problems(keys, names)
     if problems:
         yield failed(
             "hospitals' keys",
             "; ".join(problems),
-            f"ask for hospital.key.pub, save it as {folder}/NAME.pub, then run ./register-keys.sh",
+            f"ask for hospital.key.pub, and save it as {folder}/NAME.pub",
         )
     else:
         yield passed("hospitals' keys", ", ".join(names))
@@ -290,11 +325,11 @@ def check_hospital_keys(folder: Path, names: Sequence[str]) -> Iterator[CheckRes
 
 
 def _key_problems(keys: dict[str, bytes], names: Sequence[str]) -> list[str]:
-    from fedgsca.hospital.certificates import is_public_key
+    from fedgsca.hospital.certificates import public_pem
 
     problems = [f"{name} has no key" for name in names if name not in keys]
     for name, key in keys.items():
-        if not is_public_key(key):
+        if public_pem(key) is None:
             problems.append(f"the key of {name} is not of type ECDSA P-384")
     bodies = {name: b" ".join(key.split()[1:2]) for name, key in keys.items()}
     frequency = Counter(bodies.values())
@@ -304,24 +339,24 @@ def _key_problems(keys: dict[str, bytes], names: Sequence[str]) -> list[str]:
     return problems
 
 
-def check_port(listen: str, local: str, port: int, authority: Path) -> CheckResult:
+def check_port(topic: str, listen: str, local: str, port: int, authority: Path) -> CheckResult:
     """Whether the port is free, or in use by a SuperLink of this consortium."""
     try:
         socket.create_connection((local, port), 2).close()
     except OSError:
-        return check_free_port(listen, port)
+        return check_free_port(topic, listen, port)
     certificate = check_certificate(local, port, authority)
     if certificate.ok:
-        return passed("port", f"the SuperLink is listening on {port}")
+        return passed(topic, f"the SuperLink is listening on {port}")
     return failed(
-        "port",
+        topic,
         f"{port} is in use by a program without this certificate: {certificate.text}",
         "if it is the SuperLink, restart it; otherwise end that program,"
         " or make new kits with another port",
     )
 
 
-def check_free_port(listen: str, port: int) -> CheckResult:
+def check_free_port(topic: str, listen: str, port: int) -> CheckResult:
     """Whether a SuperLink could listen there."""
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
     with socket.socket(family) as probe:
@@ -331,16 +366,16 @@ def check_free_port(listen: str, port: int) -> CheckResult:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 return failed(
-                    "port",
+                    topic,
                     f"this machine does not have the address {listen}",
                     "correct `listen` in consortium.toml, and superlink.sh",
                 )
             return failed(
-                "port",
+                topic,
                 f"{listen}:{port}: {error.strerror}",
                 "choose a port of at least 1024, or another user",
             )
-    return passed("port", f"{port} is free; no SuperLink is running yet")
+    return passed(topic, f"{port} is free; no SuperLink is running yet")
 
 
 def check_test_images(config: Config) -> CheckResult:
@@ -369,3 +404,69 @@ def check_privacy(config: Config) -> Iterator[CheckResult]:
     if epsilon is not None and config.privacy is not None:
         budget = f"epsilon {epsilon:.3g} at delta {config.privacy.delta:g} after {rounds} rounds"
         yield passed("privacy", f"{budget}, for a site as a whole")
+
+
+# ---- at every party ----
+
+
+def check_versions(
+    versions: Mapping[str, str], owner: str = "the coordinator has"
+) -> Iterator[CheckResult]:
+    """Whether this machine has the versions of the kit; `owner` is part of the message."""
+    own_versions = installed_versions()
+    for name in ("fedgsca", "flwr", "torch"):
+        version = versions.get(name)
+        if own_versions[name] == version:
+            yield passed(f"version of {name}", own_versions[name])
+            continue
+        fix = f"pip install '{name}=={version}'"
+        if name == "fedgsca":
+            fix = "repeat step 1 of README.md, with the wheel of the kit"
+        text = f"{own_versions[name] or 'not installed'}; {owner} {version}"
+        yield failed(f"version of {name}", text, fix)
+
+
+def check_experiment(config: Config, fingerprint: str) -> CheckResult:
+    """Whether experiment.toml is the one that the kit was made with."""
+    if config.fingerprint() == fingerprint:
+        rounds = plural(config.train.rounds, "round")
+        return passed("experiment", f"{config.method}, {rounds}, as agreed")
+    return failed(
+        "experiment",
+        "experiment.toml is not the one that this kit was made with",
+        "take the file out of the kit again, or ask for a new kit",
+    )
+
+
+def check_processor(config: Config) -> CheckResult:
+    """Which processor the training would use."""
+    import torch
+
+    from fedgsca.models.device import prepare_device
+
+    try:
+        device = prepare_device(config.train)
+    except ConfigError as error:
+        return failed("processor", error.message, error.fix)
+    name = f"{os.cpu_count()} cores, no GPU is used"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return passed("processor", f"{device.type}: {name}")
+
+
+def check_disk(topic: str, folder: Path, num_bytes: int) -> CheckResult:
+    """Whether the folder, which need not exist yet, can be written to and has enough space."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not os.access(place, os.W_OK) or not place.is_dir():
+        return failed(
+            topic,
+            f"this user cannot write to {folder}",
+            f"create it and give it to this user, or choose another folder ({place} is closed)",
+        )
+    free = shutil.disk_usage(place).free
+    text = f"{folder}: {size_text(free)} free, {size_text(num_bytes)} needed"
+    if free < num_bytes:
+        return failed(topic, text, f"free some space under {place}, or choose another disk")
+    return passed(topic, text)

@@ -54,6 +54,12 @@ class Coordinator(Section):
     address: str = Field(description="the name or IP address that the hospitals call")
     port: int = Field(8000, ge=1, le=65535)
     listen: str = Field("0.0.0.0", description="the coordinator's own network address to listen on")
+    control_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="for commands, only on the coordinator's own machine; default: the next port",
+    )
     names: tuple[str, ...] = Field(
         (), description="further names and addresses for the certificate"
     )
@@ -85,8 +91,15 @@ class Consortium(Section):
     experiment: dict[str, Any] = Field(default_factory=dict)
 
     @property
+    def control_port(self) -> int:
+        """The port of loopback for commands."""
+        coordinator = self.coordinator
+        neighbour = coordinator.port + (1 if coordinator.port < 65535 else -1)
+        return coordinator.control_port or neighbour
+
+    @property
     def local(self) -> str:
-        """Where the SuperLink's own programs find it: at the address on which it listens."""
+        """The address on which the coordinator's own machine reaches the hospitals' port."""
         listen = self.coordinator.listen
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
 
@@ -97,11 +110,15 @@ class Consortium(Section):
         hosts = (coordinator.address, *coordinator.names, self.local, "localhost", "127.0.0.1")
         return tuple(dict.fromkeys(hosts))
 
-    def endpoint(self, host: str) -> str:
-        """host:port; an IPv6 address is put in brackets."""
-        if ":" in host:
-            host = f"[{host}]"
-        return f"{host}:{self.coordinator.port}"
+    @property
+    def server(self) -> str:
+        """host:port that the hospitals call; an IPv6 address is put in brackets."""
+        host = self.coordinator.address
+        return (
+            f"[{host}]:{self.coordinator.port}"
+            if ":" in host
+            else f"{host}:{self.coordinator.port}"
+        )
 
 
 def read_consortium(path: Path) -> tuple[Consortium, Config]:
@@ -125,6 +142,9 @@ def read_consortium(path: Path) -> tuple[Consortium, Config]:
             problems.append(ConfigProblem(problem.code, f"experiment.{problem.message}"))
     if consortium is not None and config is not None:
         problems += _check_inputs(consortium, config)
+        if consortium.control_port == consortium.coordinator.port:
+            message = "coordinator.control_port: must differ from the hospitals' port"
+            problems.append(ConfigProblem("deploy.invalid-address", message))
     if problems or consortium is None or config is None:
         raise ConfigError(
             "deploy.invalid-consortium",

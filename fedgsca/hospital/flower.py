@@ -8,28 +8,30 @@ flower_simulation.py has both in one process.
     hello(terms)          -- query -->           checks the terms, opens its data, tells its name
     train(terms, payload) -- train -->           local_update, the same function as in a simulation
     test(terms, weights)  -- evaluate -->        only if the coordinator has no test images
+    model(terms, payload) -- query.model -->     after the last round: keeps the final model
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
-from fedgsca.config import Config
-from fedgsca.errors import FedgscaError
+from fedgsca.config import Config, to_toml
+from fedgsca.errors import ConfigError, FedgscaError
 from fedgsca.federation.base import ObserverGroup, RunObserver
 from fedgsca.federation.deployment import prepare_coordinator
 from fedgsca.federation.filters.claims import describe_aggregation
 from fedgsca.federation.intake import quorum_of
 from fedgsca.federation.records import RunResult
 from fedgsca.federation.rounds import run
-from fedgsca.federation.run_folder import read_config
+from fedgsca.federation.run_folder import RunFolder, read_config
 from fedgsca.federation.simulation import Experiment
+from fedgsca.hospital.delivery import pack_model, read_delivered, record_delivery
 from fedgsca.hospital.messages import (
     MESSAGE_TYPES,
     MessageKind,
@@ -42,10 +44,10 @@ from fedgsca.hospital.messages import (
     terms_of,
     to_records,
 )
-from fedgsca.hospital.network import NetworkEngine
-from fedgsca.hospital.notify import notify
+from fedgsca.hospital.network import NetworkEngine, notify
 from fedgsca.hospital.run_status import StatusObserver
 from fedgsca.hospital.site_contacts import SiteTimeouts
+from fedgsca.support.files import write_atomic
 from fedgsca.wire import Payload
 
 # isort: split
@@ -108,7 +110,8 @@ def _read_site_message(message: Message) -> SiteMessage:
     # the sender does not count: the SuperLink answers in the name of a node that died
     reply_to = message.metadata.reply_to_message_id
     if message.has_error():
-        return SiteMessage(reply_to, error=_describe_error(message.error))
+        is_absent = message.error.code in _USUAL_ERRORS
+        return SiteMessage(reply_to, error=_describe_error(message.error), is_absent=is_absent)
     try:
         kind = kind_of(message.metadata.message_type) or "hello"
         return SiteMessage(reply_to, *decode(from_records(kind, message.content)))
@@ -137,8 +140,12 @@ def coordinate(
     patience: float = 0.0,
     first_pause: float = 60.0,
     experiment: Experiment | None = None,
+    send_model: bool = False,
 ) -> RunResult | None:
-    """The coordinator's run over a grid, or its continuation; parameters as in NetworkEngine."""
+    """The coordinator's run over a grid, or its continuation; parameters as in NetworkEngine.
+
+    With `send_model`, the final model goes to every site that has not confirmed it yet.
+    """
     status = StatusObserver(out)
     observers = ObserverGroup(status, observer)
     try:
@@ -160,21 +167,110 @@ def coordinate(
         if config.federation.sites is not None:  # a deployment, no simulation
             observers.on_message(describe_aggregation(config, experiment.names))
         result = run(config, out, engine=engine, experiment=experiment, observer=observers)
+        status.finish(None)
+        if send_model and result is not None:
+            deliver_model(engine, out, observers)
     except BaseException as error:
         if isinstance(error, FedgscaError) and not strict:
             report_stop(error)
         status.finish(error)
         raise
-    status.finish(None)
     return result
 
 
-FlowerServerApp: TypeAlias = ServerApp
+def deliver_model(engine: NetworkEngine, out: Path, observer: RunObserver) -> None:
+    """Send the final model of a run to the sites that do not have it, and name the absent ones."""
+    supplied_sites = read_delivered(out)
+    missing_sites = [site for site in engine.registry.sites if site not in supplied_sites]
+    if not missing_sites:
+        return
+    for reply in engine.deliver(pack_model(out), missing_sites):
+        if reply.update is not None:
+            record_delivery(out, reply.site)
+            observer.on_message(f"{reply.site} has received the final model")
+        else:
+            observer.on_message(
+                f"{reply.site} has not received the final model: {reply.error};"
+                f" {_RUN_SCRIPT} sends it when the hospital is connected"
+            )
+
+
+# ---- the app of `flwr run` ----
+# Flower packs this folder and sends it to the sites, so it contains no logic: what runs in a
+# hospital is the fedgsca that the hospital installed (flower_node.py).
+
+
+_PROJECT = """\
+[project]
+name = "fedgsca-run"
+version = "1.0.0"
+description = "Starts the installed fedgsca at the coordinator and at the sites"
+license = {{ file = "LICENSE" }}
+dependencies = ["flwr>=1.41,<1.42"]
+
+[tool.flwr.app]
+publisher = "fedgsca"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+fab-include = ["LICENSE", "fedgsca_run/*.py"]
+
+[tool.flwr.app.components]
+serverapp = "fedgsca_run.server:app"
+clientapp = "fedgsca_run.client:app"
+
+[tool.flwr.app.config]
+run = {run}
+"""
+_FILES = {
+    "LICENSE": (
+        "Generated by fedgsca. Licensed under the Apache License, Version 2.0, like fedgsca"
+        " itself.\n"
+    ),
+    "fedgsca_run/__init__.py": "",
+    "fedgsca_run/server.py": (
+        "from fedgsca.hospital.flower import coordinator_app\n\napp = coordinator_app()\n"
+    ),
+    "fedgsca_run/client.py": (
+        "from flwr.clientapp import ClientApp\n\napp = ClientApp()  # hospitals run none of it\n"
+    ),
+}
+
+
+def write_app(config: Config, out: Path) -> Path:
+    """Make `out` the run folder of this experiment and write the app for `flwr run` into it.
+
+    Returns the folder of the app. An app that is there is replaced.
+    """
+    out = out.resolve()
+    if "'" in str(out):
+        raise ConfigError(
+            "deploy.quote-in-path",
+            f"the path {out} contains a quote, which Flower cannot handle",
+            fix="choose another folder",
+        )
+    with RunFolder(out, config):
+        write_atomic(out / "config.toml", to_toml(config).encode())
+        app = out / "app"
+        write_atomic(app / "pyproject.toml", _PROJECT.format(run=json.dumps(str(out))).encode())
+        for name, text in _FILES.items():
+            write_atomic(app / name, text.encode())
+    return app
+
+
+def coordinator_app() -> ServerApp:
+    """The ServerApp that the app names: progress as lines in the log, a report at the end."""
+    from fedgsca.federation.progress import LineDisplay
+    from fedgsca.lab.report.html_page import write_report
+
+    def make_observer(config: Config) -> RunObserver:
+        return LineDisplay(runs=1).observe(f"{config.method} over Flower")
+
+    return server_app(make_observer, on_finish=write_report)
 
 
 def server_app(
     make_observer: Callable[[Config], RunObserver], on_finish: Callable[[Path], object]
-) -> FlowerServerApp:
+) -> ServerApp:
     """The coordinator under `flwr run`. The app's configuration names its run folder.
 
     `on_finish` is called with the run folder after the last round.
@@ -190,7 +286,15 @@ def server_app(
         hours = config.federation.patience
         patience = 3600 * (DEFAULT_PATIENCE if hours is None else hours)
         observer = make_observer(config)
-        coordinate(grid, config, out, deadline=deadline, observer=observer, patience=patience)
+        coordinate(
+            grid,
+            config,
+            out,
+            deadline=deadline,
+            observer=observer,
+            patience=patience,
+            send_model=True,
+        )
         on_finish(out)
 
     return app

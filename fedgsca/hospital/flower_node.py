@@ -6,7 +6,8 @@ The way of one message, from the coordinator to the model and back:
       network.py            NetworkEngine.exchange: which sites, how long (site_contacts.py)
       flower.py             FlowerTransport.send: messages.encode; the SuperLink stores it
     hospital's machine, connecting process (no torch)
-      flower_node.py        answer_next: fetches the message, hands its bytes on unread
+      flower_node.py        answer_next: fetches the message
+      ledger.py             Gate: was it agreed to? On the way back: writes down what leaves
       site_worker.py        WorkerClient.ask: through a pipe; starts the worker if there is none
     hospital's machine, worker process (torch, images, model)
       site_worker.py        serve: one message at a time
@@ -39,6 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedgsca.federation.base import Reply
+from fedgsca.hospital.ledger import Gate
 from fedgsca.hospital.messages import (
     EncodedMessage,
     MessageKind,
@@ -48,7 +50,7 @@ from fedgsca.hospital.messages import (
     public_reason,
     to_records,
 )
-from fedgsca.hospital.site_worker import WorkerClient
+from fedgsca.hospital.site_worker import client_of
 
 # isort: split
 # after messages.py, which switches Flower's telemetry off
@@ -82,8 +84,8 @@ class NodeAddress:
     """Where the SuperLink is, and how the two prove who they are."""
 
     superlink: str  # host:port
-    root_certificates: Path | None  # None: without encryption and keys, for tests
-    key: EllipticCurvePrivateKey | None
+    root_certificates: Path
+    key: EllipticCurvePrivateKey
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,13 @@ class Fleet:
     confirm: Callable[[int, str], None]
 
 
-def run_node(address: NodeAddress, worker: WorkerClient) -> None:
-    """Connect and answer messages until SIGTERM, SIGINT or a connection that cannot be kept."""
+def run_node(address: NodeAddress, site: Path) -> None:
+    """Connect and answer messages until SIGTERM, SIGINT or a connection that cannot be kept.
+
+    `site` is the hospital's site.toml.
+    """
+    worker = client_of(site)
+    gate = Gate(site, worker.ask)
 
     def end(number: int, frame: object) -> NoReturn:
         log.info("stopping (signal %d)", number)
@@ -113,29 +120,28 @@ def run_node(address: NodeAddress, worker: WorkerClient) -> None:
             node, receive, send, _, _, pull_object, push_object, confirm = functions
             log.info("connected to %s as node %d", address.superlink, node)
             fleet = Fleet(node, receive, send, pull_object, push_object, confirm)
-            answer_messages(fleet, worker)
+            answer_messages(fleet, gate.ask)
     finally:
         worker.stop()
 
 
 def _open_connection(address: NodeAddress) -> AbstractContextManager[tuple[Any, ...]]:
-    certificates, key = address.root_certificates, address.key
     return http_request_response(
         address.superlink,
-        insecure=certificates is None,
-        root_certificates=None if certificates is None else certificates.read_bytes(),
-        authentication_keys=None if key is None else (key, key.public_key()),
+        insecure=False,
+        root_certificates=address.root_certificates.read_bytes(),
+        authentication_keys=(address.key, address.key.public_key()),
     )
 
 
 # ---- messages ----
 
 
-def answer_messages(fleet: Fleet, worker: WorkerClient) -> NoReturn:
+def answer_messages(fleet: Fleet, ask: Callable[[bytes], bytes]) -> NoReturn:
     """Answer one message after the other."""
     last_message = time.monotonic()
     while True:
-        if answer_next(fleet, worker.ask):
+        if answer_next(fleet, ask):
             last_message = time.monotonic()
         else:
             time.sleep(pause_after(time.monotonic() - last_message))
@@ -211,7 +217,7 @@ def _send_reply(fleet: Fleet, reply: Message, seconds: float) -> None:
 def answer_records(
     kind: MessageKind, records: RecordDict, ask: Callable[[bytes], bytes]
 ) -> RecordDict:
-    """The site's answer to the content of a message. `ask` reaches the site worker.
+    """The site's answer to the content of a message. `ask` reaches gate and site worker.
 
     What goes to the worker and back is what travels between the parties. Raises ValueError for a
     message that is none of ours.

@@ -62,7 +62,9 @@ def make_app(answer: Callable[[MessageKind, RecordDict, Context], RecordDict]) -
         return handle
 
     for kind, message_type in MESSAGE_TYPES.items():
-        getattr(app, message_type)()(handler(kind))
+        category, _, action = message_type.partition(".")
+        register = getattr(app, category)
+        (register(action) if action else register())(handler(kind))
     return app
 
 
@@ -106,7 +108,7 @@ def simulate(
     from flwr.simulation import run_simulation
 
     out = out.resolve()
-    experiment = prepare(config)
+    experiment = prepare(config, folder=out)
     names = sorted(experiment.names)
     stop = threading.Event()
     results: list[RunResult | None] = []

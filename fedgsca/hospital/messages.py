@@ -39,7 +39,6 @@ from fedgsca.errors import (
     WeightsError,
 )
 from fedgsca.federation.base import Reply
-from fedgsca.federation.local import check_metrics
 from fedgsca.support.json_record import Record
 from fedgsca.support.text import printable
 from fedgsca.support.version import __version__
@@ -50,11 +49,12 @@ if TYPE_CHECKING:
 
     from fedgsca.federation.simulation import Experiment
 
-MessageKind = Literal["hello", "train", "test"]
+MessageKind = Literal["hello", "train", "test", "model"]
 MESSAGE_TYPES: Mapping[MessageKind, str] = {  # Flower's words
     "hello": "query",
     "train": "train",
     "test": "evaluate",
+    "model": "query.model",
 }
 _MAX_SITE_NAME = 200  # characters of the name that a node tells
 _NUMPY = "numpy.ndarray"  # Flower's word for arrays in numpy's own format
@@ -79,21 +79,20 @@ class Terms(Record):
     config: Mapping[str, Any]  # as in config.toml
     fingerprint: str  # of the configuration
     classes: str  # digest of the class list
-    backbone: str  # digest of the weights of a frozen backbone, else empty
+    backbone: str  # digest of the weights behind frozen features, else empty
 
 
 def terms_of(experiment: Experiment) -> Terms:
     """The terms of the coordinator."""
-    from fedgsca.federation.samples import weights_digest
+    from fedgsca.federation.samples import backbone_digest
 
     config = experiment.config
-    backbone = (weights_digest(config) or "") if config.model.frozen else ""
     return Terms(
         version=__version__,
         config=config.to_tree(),
         fingerprint=config.fingerprint(),
         classes=list_digest(experiment.table.classes),
-        backbone=backbone,
+        backbone=backbone_digest(config),
     )
 
 
@@ -287,6 +286,7 @@ class SiteMessage:
     extras: dict[str, np.ndarray] | None = None
     error: str | None = None
     is_malformed: bool = False  # it arrived, but cannot be read
+    is_absent: bool = False  # nothing arrived
 
 
 def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index: int) -> Reply:
@@ -296,7 +296,8 @@ def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index
     """
     if message.error is not None or message.header is None:
         reason = message.error or "an empty message"
-        return Reply(site, None, reason, is_malformed=message.is_malformed)
+        is_absent = message.is_absent
+        return Reply(site, None, reason, is_malformed=message.is_malformed, is_absent=is_absent)
     try:
         return _parse_reply(message, message.header, site, kind, round_index)
     except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON allows Infinity
@@ -307,6 +308,8 @@ def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index
 def _parse_reply(
     message: SiteMessage, header: dict[str, Any], site: str, kind: MessageKind, round_index: int
 ) -> Reply:
+    from fedgsca.federation.local import check_metrics  # the coordinator only: it is heavy
+
     if (header["kind"], header["round"]) != (kind, round_index):
         round_number = read_count(header["round"], "round") + 1
         return Reply(site, None, f"it answered {header['kind']} of round {round_number}")

@@ -1,21 +1,26 @@
 """The engine of a deployment: sites may be late, absent, of another version, or impostors.
 
 It knows deadlines, quorum and names, and leaves the delivery to a Transport (flower.py has one).
+Somebody can be told when a run pauses: FEDGSCA_NOTIFY="mail -s fedgsca admin@example.org" names a
+command that reads the message. It is an environment variable and not a key of the experiment,
+because it concerns one machine only.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import shlex
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fedgsca.errors import FedgscaError
 from fedgsca.federation.base import Reply, RunObserver
 from fedgsca.hospital.messages import MessageKind, SiteMessage, read_message
-from fedgsca.hospital.notify import notify
 from fedgsca.hospital.site_contacts import NodeRegistry, SiteTimeouts, WaitingReport
 from fedgsca.support.text import duration, one_line
 from fedgsca.wire import Payload
@@ -24,6 +29,13 @@ _LONGEST_PAUSE = 3600.0  # seconds before a round is tried again
 _LARGEST_FACTOR = 8.0  # on the deadline of a round that is tried again
 _SHORTEST_POLL = 0.1  # seconds between two looks for answers
 _POLL_SHARE = 0.1  # of the time since the round began: short rounds are not slowed down
+_NOTIFY_VARIABLE = "FEDGSCA_NOTIFY"
+_NOTIFY_SECONDS = 60.0
+_SUBJECTS: Mapping[MessageKind, str] = {  # what is awaited
+    "train": "round {round}: update",
+    "test": "round {round}: test result",
+    "model": "confirmation of the final model",
+}
 
 
 class Transport(Protocol):
@@ -161,6 +173,11 @@ class NetworkEngine:
         self._begin_round(payload.round)
         return self._exchange("test", payload, self.registry.sites)
 
+    def deliver(self, payload: Payload, sites: Sequence[str]) -> Iterator[Reply]:
+        """Send the final model to these sites, as far as they are connected."""
+        self._begin_round(payload.round)
+        return self._exchange("model", payload, sites)
+
     def wait_for_quorum(self, attempt: int, problem: str) -> bool:
         """Pause, longer each time; False when the patience is used up."""
         start = time.monotonic()
@@ -225,17 +242,18 @@ class NetworkEngine:
         start = time.monotonic()
         open_round = self._open_round(kind, payload, sites, start)
         self._show_timeouts(kind, open_round.addressees)
-        subject = "update" if kind == "train" else "test result"
-        report = WaitingReport(
-            self.observer, f"round {payload.round + 1}: {subject}", open_round.addressees
-        )
+        subject = _SUBJECTS[kind].format(round=payload.round + 1)
+        report = WaitingReport(self.observer, subject, open_round.addressees)
         for site in sites:
             if site not in open_round.addressees:
-                yield Reply(site, None, self.registry.absence_reason(site))
+                is_absent = site not in self.registry.reasons
+                reason = self.registry.absence_reason(site)
+                yield Reply(site, None, reason, is_absent=is_absent)
                 continue
             self._wait_for_reply(site, open_round, report)
             seconds = open_round.ends[site] - start
-            missing = Reply(site, None, f"no answer within {duration(seconds)}")
+            reason = f"no answer within {duration(seconds)}"
+            missing = Reply(site, None, reason, is_absent=True)
             yield open_round.replies.pop(site, missing)
         self.late_messages |= open_round.open_messages
 
@@ -430,3 +448,20 @@ class NetworkEngine:
         name = key_name or site
         if reason is None or name in self.registry.reasons:  # not a second node of a good site
             self.observer.on_connection(name, reason)
+
+
+# ---- tell somebody ----
+
+
+def notify(text: str) -> str | None:
+    """Run the command, if there is one; returns why it failed, or None."""
+    command = os.environ.get(_NOTIFY_VARIABLE)
+    if not command:
+        return None
+    try:
+        subprocess.run(
+            shlex.split(command), input=text + "\n", text=True, check=True, timeout=_NOTIFY_SECONDS
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return f"the command in {_NOTIFY_VARIABLE} failed: {error}"
+    return None

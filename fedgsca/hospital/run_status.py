@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.base import RunObserver
 from fedgsca.federation.filters.distance import DISTANT_TEXT
-from fedgsca.federation.run_folder import dumps
-from fedgsca.support.files import write_atomic
+from fedgsca.federation.run_folder import LOCK_FILE, dumps
+from fedgsca.support.files import try_lock, write_atomic
 from fedgsca.support.json_record import Record
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from fedgsca.federation.simulation import Experiment
 
 STATUS_FILE = "status.json"
+DEAD_TEXT = (
+    "stopped: the coordinator's process has died\nFix: start superlink.sh if it is not running,"
+    " then run.sh, which continues after the last finished round"
+)
 _MAX_MESSAGES = 20
 _WRITE_INTERVAL = 0.5  # seconds: with many sites, not every answer is worth a file
 
@@ -99,6 +103,13 @@ class StatusObserver(RunObserver):
         self.status = replace(self.status, sites=sites)
         self._write()
 
+    def on_history(self, rounds: Sequence[RoundRecord]) -> None:
+        """After a restart, the last score is that of an earlier round."""
+        scores = [record.f1 for record in rounds if record.f1 is not None]
+        if scores:
+            self.status = replace(self.status, f1=scores[-1])
+            self._write()
+
     def on_waiting(self, sites: Sequence[str], subject: str) -> None:
         """These sites are awaited."""
         self._set_sites(sites, f"awaited: {subject}")
@@ -126,7 +137,9 @@ class StatusObserver(RunObserver):
 
     def on_site_done(self, round_index: int, reply: Reply) -> None:
         """A site has answered, or is left out."""
-        state = f"left out: {reply.error}" if reply.update is None else "answered"
+        state = "answered"
+        if reply.update is None:
+            state = f"{'absent' if reply.is_absent else 'left out'}: {reply.error}"
         self._set_sites([reply.site], state)
         self._write_soon()
 
@@ -160,14 +173,33 @@ class StatusObserver(RunObserver):
 
 
 def read_status(folder: Path) -> RunStatus | None:
-    """None if no coordinator has run here, or if the file cannot be read."""
+    """None if no coordinator has run here, or if the file cannot be read.
+
+    A coordinator that died could not say so; its lock on the folder is free.
+    """
     try:
-        return RunStatus.from_json(json.loads((folder / STATUS_FILE).read_bytes()))
+        status = RunStatus.from_json(json.loads((folder / STATUS_FILE).read_bytes()))
     except (OSError, ValueError):
         return None
+    if status.state.partition(":")[0] in ("starting", "running", "paused") and _is_free(folder):
+        return replace(status, state=DEAD_TEXT)
+    return status
 
 
-# ---- for a person ----
+def _is_free(folder: Path) -> bool:
+    """Whether no process holds the run; False where this cannot be found out."""
+    if not (folder / LOCK_FILE).exists():
+        return False
+    try:
+        lock = try_lock(folder / LOCK_FILE)
+    except OSError:
+        return False
+    if lock is not None:
+        lock.release()
+    return lock is not None
+
+
+# ---- for a person: `fedgsca deploy status` ----
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedgsca.config import SITES_SOURCE, Config, build
+from fedgsca.config import SITES_SOURCE, Config, build, to_toml
 from fedgsca.errors import ClassListError, ConfigError, FedgscaError, RunFolderError, UpdateError
 from fedgsca.federation.base import Reply
+from fedgsca.federation.changed_samples import SIGNATURE
 from fedgsca.federation.checkpoint import describe_memory
 from fedgsca.federation.local import SiteRunner
 from fedgsca.federation.privacy import answer_once
-from fedgsca.federation.samples import weights_digest
+from fedgsca.federation.samples import backbone_digest
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.federation.site_rows import keep_samples
+from fedgsca.hospital.delivery import store_model
 from fedgsca.hospital.messages import (
     EncodedMessage,
     MessageKind,
@@ -130,8 +132,8 @@ def _files_below(root: Path) -> Iterator[Path]:
 # ---- the terms ----
 
 
-def _accept_terms(terms: Terms, settings: SiteSettings) -> Config:
-    """The configuration, if this site can and may run it.
+def _accept_terms(terms: Terms) -> Config:
+    """The configuration, if this site can run it; whether it may was asked before (ledger.py).
 
     The version comes first: another version may not even understand the other terms.
     """
@@ -147,12 +149,6 @@ def _accept_terms(terms: Terms, settings: SiteSettings) -> Config:
             "site.other-configuration",
             "it reads another experiment out of the configuration",
             fix="install the same versions everywhere",
-        )
-    if settings.fingerprint not in (None, terms.fingerprint):
-        raise UpdateError(
-            "site.other-experiment",
-            "it has agreed to another experiment than this one",
-            fix="agree on one configuration, then set its fingerprint in site.toml",
         )
     return config
 
@@ -190,17 +186,18 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
         _check_network(config, settings)
     has_own_images = config.data.source == SITES_SOURCE
     if has_own_images:
-        config = _with_own_weights(config, settings)
-    if config.model.frozen and (weights_digest(config) or "") != terms.backbone:
+        config = with_own_weights(config, settings)
+    if backbone_digest(config) != terms.backbone:
         raise UpdateError(
             "site.other-backbone",
             "its frozen backbone is not the coordinator's",
             fix="copy the coordinator's weights file to the site",
         )
     if has_own_images:
-        experiment = _own_experiment(config, settings)
+        experiment = open_own_experiment(config, settings, place.folder)
     else:
-        experiment = prepare(config, only=settings.name if place.is_hospital else None)
+        only = settings.name if place.is_hospital else None
+        experiment = prepare(config, only=only, folder=None if place.is_hospital else place.folder)
     if list_digest(experiment.table.classes) != terms.classes:
         raise ClassListError(
             "site.other-classes",
@@ -208,13 +205,15 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
             fix="use the same data source, or the same data.classes, everywhere",
         )
     if place.is_hospital:
-        _check_same_data(place.folder / "signature", experiment.signature())
+        _check_same_data(place.folder / SIGNATURE, experiment.signature())
         keep_samples(place.folder, experiment)
+        if not (place.folder / "config.toml").exists():  # for withdrawals between rounds
+            write_atomic(place.folder / "config.toml", to_toml(build(terms.config)).encode())
     method = compose_method(config)
     return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
 
 
-def _with_own_weights(config: Config, settings: SiteSettings) -> Config:
+def with_own_weights(config: Config, settings: SiteSettings) -> Config:
     """Weights arrive in the payload; only a frozen backbone is read from the site's own disk."""
     weights = None
     if config.model.frozen:
@@ -223,7 +222,8 @@ def _with_own_weights(config: Config, settings: SiteSettings) -> Config:
     return config.model_copy(update={"model": model})
 
 
-def _own_experiment(config: Config, settings: SiteSettings) -> Experiment:
+def open_own_experiment(config: Config, settings: SiteSettings, folder: Path) -> Experiment:
+    """The experiment as this hospital sees it; `folder` is that of its memory."""
     from fedgsca.federation.deployment import prepare_site
 
     if settings.data is None:
@@ -231,7 +231,7 @@ def _own_experiment(config: Config, settings: SiteSettings) -> Experiment:
             "site.no-data", "the settings of the site name no data", fix="set data in site.toml"
         )
     labels = Path(settings.labels) if settings.labels else None
-    return prepare_site(config, settings.name, settings.data, labels, settings.classes)
+    return prepare_site(config, settings.name, settings.data, labels, settings.classes, folder)
 
 
 def _check_same_data(path: Path, signature: str) -> None:
@@ -242,7 +242,9 @@ def _check_same_data(path: Path, signature: str) -> None:
         raise UpdateError(
             "site.data-changed",
             "its images or labels have changed since the run began",
-            fix="restore them, or start a new run with another seed",
+            fix="at the site, `fedgsca withdraw --from site.toml` shows what is gone or new; if"
+            " patients have left, name them there, and the site goes on with the images that"
+            " remain; otherwise restore the data",
         )
 
 
@@ -250,7 +252,7 @@ def _check_same_data(path: Path, signature: str) -> None:
 def _cached_runner(terms_text: str, place: SitePlace) -> SiteRunner:
     """Kept while the process lives: in a site worker for the experiment, else for the run."""
     terms = Terms.from_json(json.loads(terms_text))
-    return _open_runner(_accept_terms(terms, place.settings), terms, place)
+    return _open_runner(_accept_terms(terms), terms, place)
 
 
 # ---- answers ----
@@ -261,6 +263,11 @@ def answer(kind: MessageKind, terms: Terms, payload: Payload, place: SitePlace) 
     name = place.settings.name
     start = time.perf_counter()
     try:
+        if kind == "model":  # it needs none of the site's data
+            store_model(
+                payload, with_own_weights(_accept_terms(terms), place.settings), place.folder
+            )
+            return Reply(name, Update(name, 0, {}))
         terms_text = json.dumps(terms.to_json(), sort_keys=True)
         runner = _cached_runner(terms_text, _shared_place(place))
         return _reply_to(kind, runner, name, payload)

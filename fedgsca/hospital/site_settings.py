@@ -35,10 +35,6 @@ class SiteSettings(Section):
         description="import paths of networks (package.module:function) that an experiment may"
         " use; without them, no message can make this site import code",
     )
-    fingerprint: str | None = Field(
-        default=None,
-        description="the only experiment in which it takes part; without it, any experiment",
-    )
 
     def __hash__(self) -> int:
         """By all values, class names included: the runner of a site is cached by its settings."""
@@ -48,8 +44,15 @@ class SiteSettings(Section):
 
 def read_settings(path: Path) -> SiteSettings:
     """Read and check site.toml."""
+    tree = read_toml(path)
+    if "fingerprint" in tree:
+        raise ConfigError(
+            "site.old-agreement",
+            f"{path}: fingerprint is not how a hospital agrees to an experiment any more",
+            fix="remove the line, then run `fedgsca deploy agree` with the folder of the kit",
+        )
     try:
-        return SiteSettings.model_validate(read_toml(path))
+        return SiteSettings.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(
             "site.invalid-settings",

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from fedgsca.errors import FedgscaError, UpdateError
+from fedgsca.support.console import listen
 from fedgsca.support.files import file_lock
 from fedgsca.support.registry import restrict_imports
 
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 1800.0  # without a message, after which the worker ends and frees its memory
 # first byte of an answer: the answer follows; start a new worker and ask it; the problem follows
 _ANSWER, _ASK_AGAIN, _PROBLEM = b"A", b"N", b"P"
+_FIRST_LINE = 5.0  # seconds after which the log tells the progress of an activity
 _MAX_DEATHS = 3  # of workers over one message
 Handler = Callable[[bytes], bytes]  # an encoded message -> the encoded answer
 
@@ -189,6 +191,21 @@ def _read_requests(requests: queue.Queue[bytes]) -> None:
     os._exit(0)
 
 
+class ActivityLog:
+    """Decoding and features take minutes at the first message: a line in the log now and then."""
+
+    def __init__(self) -> None:
+        self.next_line = _FIRST_LINE
+
+    def on_activity(self, phase: str, position: int, total: int, seconds: float) -> None:
+        """Called for every batch; lines come after 5 s, 10 s, 20 s and so on."""
+        if position == 0:
+            self.next_line = _FIRST_LINE
+        elif seconds >= self.next_line or (position >= total and seconds >= _FIRST_LINE):
+            self.next_line = 2 * seconds
+            log.info("%s: %d of %d after %.0f s", phase, position, total, seconds)
+
+
 def main() -> None:
     """The command line of the worker."""
     settings_path = Path(sys.argv[1])
@@ -200,7 +217,7 @@ def main() -> None:
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, end)
-    with _own_state(settings_path):
+    with _own_state(settings_path), listen(ActivityLog()):
         serve(lambda: _open_site(settings_path))
 
 

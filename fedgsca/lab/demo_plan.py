@@ -56,8 +56,8 @@ def demo_plan(seed: int = 0, *, ceiling: bool = False) -> ComparisonPlan:
 
 def write_demo_sheet(plan: ComparisonPlan, out: Path) -> Path:
     """Write a contact sheet of the hospitals' images and return its path."""
-    from fedgsca.data.contact_sheet import save_sheet
     from fedgsca.data.load import load
+    from fedgsca.data.sheets import save_sheet
 
     data = plan.cells()[0].config.data
     table = load(data.source, image_size=data.image_size, train=data.train, test=data.test)

@@ -17,7 +17,7 @@ from fedgsca.federation.run_folder import read_config, read_result, read_setup
 from fedgsca.lab.comparison import make_cell
 from fedgsca.lab.records import Comparison
 from fedgsca.lab.report.run_facts import method_title
-from fedgsca.support.files import write_atomic
+from fedgsca.support.files import make_folders, write_atomic
 from fedgsca.support.text import join_words
 
 
@@ -50,6 +50,7 @@ def compare_existing(paths: Sequence[Path], out: Path) -> tuple[Comparison, list
         seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
         cells=tuple(cells),
         ceiling={},
+        classes=read_setup(paths[0]).data.classes or None,
     )
     return comparison, _find_differences(paths)
 
@@ -127,7 +128,7 @@ def copy_for_more_rounds(run: Path, rounds: int, out: Path | None = None) -> Pat
         )
     patterns = shutil.ignore_patterns(*_FINAL_FILES, ".lock", "checkpoint", "audit")
     shutil.copytree(run, folder, ignore=patterns)
-    (folder / "checkpoint").mkdir()
+    make_folders(folder / "checkpoint")
     checkpoint.save(folder / "checkpoint", state, longer.fingerprint())
     write_atomic(folder / "config.toml", to_toml(longer).encode())
     return folder

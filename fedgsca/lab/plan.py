@@ -184,7 +184,7 @@ def parse_rows(items: Iterable[str]) -> dict[str, PlanRow]:
         label, sign, text = item.partition("=")
         method, *settings = [part.strip() for part in text.split(",")]
         name = slug(label.strip()).lower()
-        if not sign or not name or not all("=" in part for part in settings):
+        if not sign or not label.strip() or not all("=" in part for part in settings):
             raise ConfigError(
                 "grid.invalid-row",
                 f"--row {item!r} does not have the form NAME=METHOD,KEY=VALUE,...",

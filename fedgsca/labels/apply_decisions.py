@@ -16,13 +16,7 @@ import numpy as np
 from fedgsca.data.class_names import read_folder_names
 from fedgsca.data.file_list import normal_path
 from fedgsca.data.readers.folder import COLUMNS
-from fedgsca.data.relabel import (
-    LabelChange,
-    count_pairs,
-    is_log_of,
-    log_path,
-    write_log,
-)
+from fedgsca.data.relabel import LabelChange, count_pairs, is_log_of, log_path, write_log
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.labels.audit_images import content_hash
@@ -32,7 +26,7 @@ from fedgsca.labels.decisions import Decision, Decisions
 from fedgsca.labels.site_data import SiteData, open_audited_sites, split_source
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels
 from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
-from fedgsca.support.files import PRIVATE, remove_abandoned, write_atomic
+from fedgsca.support.files import remove_abandoned, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 
 NAME = "labels.corrected"
@@ -108,7 +102,7 @@ def apply_decisions(
     content, num_unused = _render_labels(site_data, labels, checked)
     remove_abandoned(file.parent, f"{glob.escape(file.stem)}*.tmp")
     write_log(file, content, _log_facts(run, outcomes, counts, changes, prefer), changes)
-    write_atomic(file, content, mode=PRIVATE)
+    write_atomic(file, content)
     return CorrectedLabels(run, file, counts, changes, num_unused, has_noise, checked.count)
 
 

@@ -14,8 +14,10 @@ import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
 from fedgsca.data.readers.features_npz import FILE_NAME, has_features
+from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import assign_folds
+from fedgsca.federation.deployment import prepare_site
 from fedgsca.federation.label_evidence import (
     EvidenceHeader,
     read_header,
@@ -25,10 +27,13 @@ from fedgsca.federation.label_evidence import (
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import Division, divide
 from fedgsca.federation.site_rows import SiteRows, write_site_rows
+from fedgsca.hospital.site_answers import with_own_weights
+from fedgsca.hospital.site_settings import read_settings, state_folder
 from fedgsca.labels.audit_run import audit_run
 from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.find_issues import check_quota
 from fedgsca.labels.local_evidence import NUM_EPOCHS, NUM_FOLDS, LocalLabels, collect_local_evidence
+from fedgsca.labels.site_data import SETTINGS, EvidenceLocation
 from fedgsca.methods.site_store import Store
 from fedgsca.support.text import plural
 
@@ -74,14 +79,39 @@ def audit_folder(
     config = _make_config(str(source), labels, skip_unreadable, settings)
     division = divide(config)
     (name,) = division.rows
-    _check_size(division, name)
+    _check_size(division.table, division.given[name])
     if on_division is not None:
         on_division(division)
     folder = Path(out)
     if not _has_evidence(folder, name, config, division):
-        _write_evidence(folder, name, config, division)
+        given = division.given[name]
+        _write_evidence(folder, name, config, division.table, division.rows[name], given)
     (audit,) = audit_run(folder, quota=quota, second_opinions=second_opinions)
     return audit
+
+
+def judge_late_site(path: Path) -> EvidenceLocation | None:
+    """Evidence for a hospital (its kit) to which the training left none, by its images alone.
+
+    None where this cannot be: no kit, no data, or a network without frozen features. The folder
+    `alone` keeps it apart from what a training may still leave.
+    """
+    site_file, plan = path / SETTINGS, path / "experiment.toml"
+    if not (site_file.is_file() and plan.is_file()):
+        return None
+    settings, config = read_settings(site_file), load_config(plan)
+    if settings.data is None or not config.model.frozen:
+        return None
+    folder = state_folder(settings, config.fingerprint()) / "alone"
+    config = with_own_weights(config, settings)
+    labels = Path(settings.labels).expanduser() if settings.labels else None
+    experiment = prepare_site(config, settings.name, settings.data, labels, settings.classes)
+    rows, given = experiment.rows[settings.name], experiment.sites[settings.name].labels
+    _check_size(experiment.table, given)
+    if not (folder / "evidence" / settings.name / "site.json").exists():
+        _write_evidence(folder, settings.name, config, experiment.table, rows, given)
+    place = None if labels is None else str(labels)
+    return EvidenceLocation(folder, settings.data, place, settings.classes)
 
 
 def is_folder_audit(folder: Path) -> bool:
@@ -123,12 +153,11 @@ def _choose_model(source: str, wishes: Tree) -> str:
     return "efficientnet-lite0"
 
 
-def _check_size(division: Division, name: str) -> None:
-    given = division.given[name]
+def _check_size(table: ImageTable, given: np.ndarray) -> None:
     if len(given) < MIN_LABELS or len(np.unique(given)) < 2:
         raise DataError(
             "audit.too-few-labels",
-            f"{division.table.name} has {plural(len(given), 'label')} of"
+            f"{table.name} has {plural(len(given), 'label')} of"
             f" {plural(len(np.unique(given)), 'class', 'classes')}: too few to judge one by the"
             " others",
             fix=f"an audit needs at least {MIN_LABELS} labels and two classes",
@@ -161,17 +190,20 @@ def _canonical(tree: object) -> str:
     return json.dumps(tree, sort_keys=True, default=str)
 
 
-def _write_evidence(folder: Path, name: str, config: Config, division: Division) -> None:
-    """Compute the evidence; the header is written last, so that it exists only when all does."""
-    table = division.table
-    rows = division.rows[name]
+def _write_evidence(
+    folder: Path, name: str, config: Config, table: ImageTable, rows: np.ndarray, given: np.ndarray
+) -> None:
+    """Compute the evidence; the header is written last, so that it exists only when all does.
+
+    `rows` (n,) are those of the table with the labels to judge, `given` (n,) their class indices.
+    """
     features = np.asarray(frozen_features(config, table)[rows])
     contents = [vector.tobytes() for vector in features]
     if table.groups is not None:
         contents = [str(group).encode() for group in table.groups[rows]]
     local_labels = LocalLabels(
         features=features,
-        given=division.given[name],
+        given=given,
         folds=assign_folds(config.seed, name, contents, NUM_FOLDS),
         num_classes=table.num_classes,
         checked=None if table.checked is None else table.checked.part(rows),

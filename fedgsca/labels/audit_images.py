@@ -14,12 +14,7 @@ import numpy as np
 from fedgsca.errors import DataError
 from fedgsca.labels.audit_table import Audit, read_audit, reading_audit_file
 from fedgsca.labels.second_opinion import order_by_similarity
-from fedgsca.labels.site_data import (
-    SiteData,
-    open_audited_sites,
-    select_site,
-    select_test_split,
-)
+from fedgsca.labels.site_data import SiteData, open_audited_sites, select_site, select_test_split
 
 MAX_PIXELS = 2048  # longer side of an image sent to a browser
 JPEG_QUALITY = 85
@@ -96,7 +91,7 @@ class AuditImages:
 
     def original(self, row: int) -> np.ndarray:
         """(H, W, 3) uint8: the original image if its file can be read, else the network's input."""
-        from fedgsca.data.decode.image_files import UnreadableImageError, decode_full_size
+        from fedgsca.data.image_files import UnreadableImageError, decode_full_size
 
         network_input = self.array(row)
         root = self.site_data.originals

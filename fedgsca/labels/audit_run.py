@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedgsca.errors import ConfigError
+from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.federation.label_evidence import sites_with_evidence
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit
@@ -13,6 +13,7 @@ from fedgsca.labels.build_audit import audit_site
 from fedgsca.labels.find_issues import check_quota
 from fedgsca.labels.gallery import write_gallery
 from fedgsca.labels.site_data import (
+    EvidenceLocation,
     SiteData,
     locate_evidence,
     open_sites,
@@ -22,6 +23,10 @@ from fedgsca.labels.site_data import (
 from fedgsca.support.text import did_you_mean
 
 SPLITS = ("train", "test")
+LATE_WARNING = (
+    "the training left this site no evidence, because it came too late: its labels are judged by"
+    " its own images alone, without those of the other hospitals"
+)
 UNFINISHED_WARNING = "the run is not finished: this audit is based on the rounds so far"
 
 
@@ -65,7 +70,7 @@ def audit_run(
     """
     _check_split(split, unlock_test)
     check_quota(quota)
-    location = locate_evidence(Path(run_folder))
+    location = _locate(Path(run_folder), on_warning)
     run = location.folder
     source = data or location.data
     chosen_sites = _open_chosen_sites(
@@ -92,6 +97,21 @@ def audit_run(
         write_gallery(AuditImages(site_data, audit), banner=banner)
         audits.append(audit)
     return audits
+
+
+def _locate(path: Path, on_warning: Callable[[str], None] | None) -> EvidenceLocation:
+    """The evidence of a run or site; a site that came back too late for it judges alone."""
+    from fedgsca.labels.audit_folder import judge_late_site
+
+    try:
+        return locate_evidence(path)
+    except RunFolderError as error:
+        location = judge_late_site(path) if error.code == "audit.no-evidence" else None
+        if location is None:
+            raise
+    if on_warning is not None:
+        on_warning(LATE_WARNING)
+    return location
 
 
 def _open_chosen_sites(

@@ -26,7 +26,6 @@ from fedgsca.federation.records import AuditSummary, LabelSummary
 from fedgsca.labels.decisions import Decisions
 from fedgsca.support.csv_table import write_cells
 from fedgsca.support.files import (
-    PRIVATE,
     make_private_folder,
     open_atomic,
     remove_abandoned,
@@ -244,9 +243,9 @@ def write_audit(
     class_index = {name: i for i, name in enumerate(header.classes)}
     count = 0
     with (
-        open_atomic(folder / "suspects.jsonl", mode=PRIVATE) as lines,
-        open_atomic(folder / "suspects.idx", mode=PRIVATE) as index,
-        open_atomic(folder / "audit.csv", mode=PRIVATE) as sheet,
+        open_atomic(folder / "suspects.jsonl") as lines,
+        open_atomic(folder / "suspects.idx") as index,
+        open_atomic(folder / "audit.csv") as sheet,
     ):
         offset = 0
         write_cells(sheet, CSV_HEADER)
@@ -258,9 +257,9 @@ def write_audit(
             offset += lines.write(suspect.to_json())
             write_cells(sheet, _csv_cells(suspect))
             count += 1
-    write_atomic(folder / "clean.json", _dump(clean), mode=PRIVATE)
+    write_atomic(folder / "clean.json", _dump(clean))
     header = replace(header, version=VERSION, num_labels=count, columns=COLUMNS)
-    write_atomic(folder / "audit.json", _dump(header.to_json()), mode=PRIVATE)
+    write_atomic(folder / "audit.json", _dump(header.to_json()))
     return Audit(folder, header)
 
 

@@ -24,19 +24,13 @@ from fedgsca.federation.records import (
 )
 from fedgsca.labels import score
 from fedgsca.labels.audit_images import content_hash
-from fedgsca.labels.audit_table import (
-    COLUMNS,
-    VERSION,
-    Audit,
-    Suspect,
-    write_audit,
-)
+from fedgsca.labels.audit_table import COLUMNS, VERSION, Audit, Suspect, write_audit
 from fedgsca.labels.model_outputs import judge_test_labels
 from fedgsca.labels.second_opinion import SecondOpinion, ask_second_opinion, unit_vectors
 from fedgsca.labels.site_data import SiteData
 from fedgsca.labels.wrong_count import CountModels, fit_models
 from fedgsca.metrics import auroc
-from fedgsca.support.files import PRIVATE, remove_quietly, write_atomic
+from fedgsca.support.files import remove_quietly, write_atomic
 
 EFFORT_STEPS = 20  # points of the curve of review effort
 
@@ -249,7 +243,7 @@ def _write_features(
         return
     unit = unit_vectors(features).astype(np.float16)
     content = save({"rows": rows.astype(np.int64), "features": unit})
-    write_atomic(out / "features.safetensors", content, mode=PRIVATE)
+    write_atomic(out / "features.safetensors", content)
 
 
 # ---- how good a ranking is, in a simulation ----

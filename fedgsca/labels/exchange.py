@@ -11,12 +11,7 @@ from pathlib import Path
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit, Suspect
-from fedgsca.labels.decisions import (
-    MAX_REVIEWER_NAME,
-    Decision,
-    Decisions,
-    resolve_action,
-)
+from fedgsca.labels.decisions import MAX_REVIEWER_NAME, Decision, Decisions, resolve_action
 from fedgsca.labels.exchange_formats import (
     ExchangeFormat,
     ReviewBatch,

@@ -25,7 +25,7 @@ from fedgsca.lab.table import LegendEntry, Table
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Suspect
 from fedgsca.labels.build_audit import FOLDER_AUDIT
-from fedgsca.support.files import PRIVATE, write_atomic
+from fedgsca.support.files import write_atomic
 from fedgsca.support.text import NBSP, plural
 from fedgsca.support.version import __version__
 
@@ -44,7 +44,7 @@ def write_gallery(images: AuditImages, *, banner: str = "") -> Path:
 
     target = images.audit.path / "gallery.html"
     page = render_page(build_gallery(images, banner))
-    write_atomic(target, page.encode(), mode=PRIVATE)
+    write_atomic(target, page.encode())
     return target
 
 

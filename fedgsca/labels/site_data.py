@@ -6,6 +6,7 @@ a hospital of its own.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,13 +18,19 @@ from fedgsca.data.reader import available_readers
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.federation.label_evidence import read_header, sites_with_evidence
-from fedgsca.federation.samples import frozen_features
+from fedgsca.federation.samples import evidence_config, frozen_features
 from fedgsca.federation.simulation import divide, load_images
-from fedgsca.federation.site_rows import has_truth, read_site_rows, sites_with_rows
+from fedgsca.federation.site_rows import (
+    has_truth,
+    mark_all_checked,
+    read_site_rows,
+    sites_with_rows,
+)
+from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.labels.audit_table import Audit
 from fedgsca.noise import parse_noise
-from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
+from fedgsca.support.checked_labels import CheckedLabels
 from fedgsca.support.text import did_you_mean, one_line
 
 SETTINGS = "site.toml"
@@ -75,8 +82,9 @@ class SiteData:
 
         Features of the frozen backbone, or of the run's own network.
         """
-        if self.config.model.frozen:
-            return np.asarray(frozen_features(self.config, self.table)[self.rows[rows]])
+        config = self.config if self.config.model.frozen else evidence_config(self.config)
+        if config is not None:
+            return np.asarray(frozen_features(config, self.table)[self.rows[rows]])
         from fedgsca.labels.model_outputs import evaluate_rows
 
         evaluation = evaluate_rows(self, rows, run)
@@ -116,7 +124,7 @@ def open_sites(
     header = read_header(run, names[0])
     config = build(header.config)
     if config.data.source == SITES_SOURCE:
-        table = _own_table(config, names[0], source, labels, class_names or {})
+        table = _own_table(config, names[0], source, labels, class_names or {}, run)
         place = absolute_source(str(source))
     else:
         if source is None:
@@ -169,16 +177,10 @@ def _open_table(config: Config, run: Path) -> ImageTable:
     names = sites_with_rows(run)
     if any(noise.replaces_images for noise in parse_noise(config.noise.spec, len(names))):
         return divide(config).table
-    table = load_images(config)
+    table = load_images(config, run)
     if config.noise.given:  # the marks of the file of given labels count
-        mask = np.zeros(len(table), bool)
-        original = np.full(len(table), NO_ORIGINAL)
-        for name in names:
-            samples = read_site_rows(run, name)
-            if samples.checked is not None:
-                mask[samples.rows] = samples.checked.mask
-                original[samples.rows] = samples.checked.original
-        table = replace(table, checked=mark_checked(mask, original))
+        sites = {name: read_site_rows(run, name) for name in names}
+        table = replace(table, checked=mark_all_checked(sites, len(table)))
     return table
 
 
@@ -199,6 +201,7 @@ def _own_table(
     source: str | None,
     labels: str | None,
     class_names: Mapping[str, str],
+    run: Path,
 ) -> ImageTable:
     """The images of a hospital."""
     from fedgsca.federation.deployment import site_table
@@ -209,7 +212,7 @@ def _own_table(
             f"the site {name} has its own images, and the run does not say where they are",
             fix="add --data FOLDER",
         )
-    return site_table(config, source, Path(labels) if labels else None, class_names)
+    return site_table(config, source, Path(labels) if labels else None, class_names, run)
 
 
 def select_site(run: Path, sites: Mapping[str, SiteData], name: str) -> SiteData:
@@ -312,17 +315,15 @@ def _refuse_comparison(path: Path) -> None:
 
 def _folder_of_site(site: SiteSettings, settings: Path) -> Path:
     state = Path(site.state).expanduser()
-    if site.fingerprint:
-        folder: Path | None = state_folder(site, site.fingerprint)
-    else:
-        folder = _only_experiment(state)
+    experiment = Ledger(site).newest_agreement()
+    folder = state_folder(site, experiment) if experiment else _only_experiment(state)
     if folder is None or not (folder / "evidence").is_dir():
         raise RunFolderError(
             "audit.no-evidence",
             f"{folder or state}, the state folder named in {settings}, contains no evidence about"
             " labels",
-            fix="train first: start this site; or give the folder of an earlier experiment below"
-            " `state`, with --data",
+            fix="start this site while the training runs; or judge its labels without the others:"
+            f" fedgsca audit-folder {shlex.quote(site.data or 'FOLDER')}",
         )
     return folder
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedgsca.config import METHODS, Config
@@ -24,7 +25,11 @@ from fedgsca.methods.aggregate import count_samples, weighted_mean
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 if TYPE_CHECKING:
-    from fedgsca.methods.site import Site
+    from fedgsca.methods.site import Samples, Site
+
+# part of a site's store ("": the method's own) -> name -> (n, ...), an entry for each sample
+SampleMemory = Mapping[str, Mapping[str, np.ndarray]]
+LOSS_MEMORY = "elr"  # the part of label_loss.py
 
 
 class MethodOptions(BaseModel):
@@ -173,6 +178,15 @@ class Method(Protocol):
     def asks_all_sites(self, state: ServerState) -> bool:
         """Whether the next round needs all sites, also if `federation.participation` is partial."""
         return False
+
+    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
+        """What a site remembers about samples that it has never seen: (n, ...) for all n of them.
+
+        These arrays of its memory, and no others, have an entry for each sample. When a patient
+        leaves or images are added, entries follow their samples, and new samples get these.
+        """
+        zeros = np.zeros((len(samples), samples.num_classes), np.float32)
+        return {LOSS_MEMORY: {"targets": zeros}}
 
     def trim_late(self, update: Update) -> Update:
         """What of a late update still counts: without extras that belong to their round only."""

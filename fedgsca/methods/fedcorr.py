@@ -73,6 +73,7 @@ from fedgsca.methods.base import (
     Logged,
     Method,
     PublishedOptions,
+    SampleMemory,
     ServerState,
     register,
 )
@@ -80,7 +81,7 @@ from fedgsca.methods.parts.groups import fit_two_groups, two_groups
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
 from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.methods.parts.statistics import mean_lid
-from fedgsca.methods.site import Site
+from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import Batch, Objective, evaluate, evaluate_site, proximal, train
 from fedgsca.selector import clean_probability, fit_selector
 from fedgsca.support.lazy_torch import Tensor, nn, torch
@@ -324,6 +325,11 @@ class FedCorr(Method):
             "train_limit": np.array(self.options.clean_level),
         }
         return ServerState(0, weights, extras)
+
+    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
+        """The given label, of which no loss is known."""
+        labels, losses = samples.labels.copy(), np.zeros(len(samples))
+        return {**super().new_memory(samples, site, seed), "": {"labels": labels, "losses": losses}}
 
     def asks_all_sites(self, state: ServerState) -> bool:
         """Pre-processing visits every site, as in the paper: each needs a verdict on its labels."""

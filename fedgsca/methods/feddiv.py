@@ -52,13 +52,14 @@ from fedgsca.methods.base import (
     Lateness,
     Method,
     PublishedOptions,
+    SampleMemory,
     ServerState,
     average_models,
     register,
 )
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
 from fedgsca.methods.parts.statistics import double_softmax_losses, unit_range
-from fedgsca.methods.site import Evaluation, Site
+from fedgsca.methods.site import Evaluation, Samples, Site
 from fedgsca.methods.train import Batch, Objective, evaluate, evaluate_site, train
 from fedgsca.selector import (
     NO_SELECTOR,
@@ -259,6 +260,11 @@ class FedDiv(Method):
         stage = int(round >= self.options.warmup)
         extras = {"filter": state.extras["filter"], "stage": np.array(stage)}
         return Payload(round, state.weights, extras)
+
+    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
+        """The given label counts as the prediction."""
+        labels = samples.labels.copy()
+        return {**super().new_memory(samples, site, seed), "": {"debiased": labels}}
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The mean of the models, and of the newest filters of all sites."""

@@ -39,6 +39,7 @@ from fedgsca.methods.base import (
     Lateness,
     Method,
     PublishedOptions,
+    SampleMemory,
     ServerState,
     average_models,
     register,
@@ -56,7 +57,7 @@ from fedgsca.methods.parts.two_stages import (
     take_stand,
     train_with_labels,
 )
-from fedgsca.methods.site import Site
+from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import train
 from fedgsca.support.lazy_torch import Tensor, torch
 from fedgsca.wire import Arrays, Extra, Payload, Update
@@ -124,6 +125,11 @@ class FedELC(Method):
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model, the stage and, after the switch, the rule."""
         return broadcast_stage(state, round, self.options.warmup)
+
+    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
+        """Learning a label begins with the given one."""
+        labels = initial_logits(samples.labels, samples.num_classes, self.options.scale)
+        return {**super().new_memory(samples, site, seed), "": {"labels": labels}}
 
     def asks_all_sites(self, state: ServerState) -> bool:
         """The groups are formed from the losses of all sites."""

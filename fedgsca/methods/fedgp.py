@@ -80,13 +80,14 @@ from fedgsca.methods.base import (
     Logged,
     Method,
     PublishedOptions,
+    SampleMemory,
     ServerState,
     register,
 )
 from fedgsca.methods.parts import graph
 from fedgsca.methods.parts.graph import GNN_NAMES, initial_gnn
 from fedgsca.methods.parts.schedules import rounds_of
-from fedgsca.methods.site import Site
+from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import Batch, Evaluation, batches, evaluate, optimiser, precision
 from fedgsca.rng import stream
 from fedgsca.support.lazy_torch import F, Tensor, torch
@@ -287,6 +288,11 @@ class FedGP(Method):
         if names:
             extras["stack"] = stack_centroids([state.extras[name] for name in names])
         return Payload(round, state.weights, extras)
+
+    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
+        """Not purified yet."""
+        labels, clean = samples.labels.copy(), np.zeros(len(samples), bool)
+        return {**super().new_memory(samples, site, seed), "": {"clean": clean, "labels": labels}}
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The means of models and GNNs, and the sites' newest centroids."""

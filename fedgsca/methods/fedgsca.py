@@ -39,6 +39,7 @@ from fedgsca.methods.base import (
     Logged,
     Method,
     MethodOptions,
+    SampleMemory,
     ServerState,
     register,
 )
@@ -50,7 +51,7 @@ from fedgsca.methods.parts.selection_log import (
     log_selection,
     selector_array,
 )
-from fedgsca.methods.site import Site
+from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import evaluate_site, train
 from fedgsca.pseudo_label import (
     assign,
@@ -281,6 +282,13 @@ class FedGSCA(Method):
         """The global model, the global selector, and whether sites select by it."""
         extras = {name: state.extras[name] for name in self.downloads}
         return Payload(round, state.weights, extras)
+
+    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
+        """No opinion: every class is as probable as the others."""
+        n, num_classes = len(samples), samples.num_classes
+        losses = np.full(n, np.log(num_classes))
+        probs = np.full((n, num_classes), 1.0 / num_classes)
+        return {**super().new_memory(samples, site, seed), "": {"losses": losses, "probs": probs}}
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The means of models and selectors, and whether the warm-up is over."""

@@ -26,6 +26,7 @@ import math
 
 import numpy as np
 
+from fedgsca.methods.base import LOSS_MEMORY
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import Batch, cross_entropy_gradient
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
@@ -34,7 +35,6 @@ from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 LOG_ZERO = math.log(1e-4)
 # ELR's probabilities stay this far from 0 and 1, as in the authors' code
 _MARGIN = 1e-4
-_MEMORY = "elr"
 
 
 def symmetric_cross_entropy(logits: Tensor, y: Tensor, alpha: float, beta: float) -> Tensor:
@@ -64,7 +64,7 @@ class LabelLoss:
         self.hyper = site.hyper
         self.targets = np.zeros((0, site.num_classes), np.float32)
         if self.hyper.loss == "elr":
-            memory = site.store.part(_MEMORY).read_before(round)
+            memory = site.store.part(LOSS_MEMORY).read_before(round)
             empty = np.zeros((site.num_samples, site.num_classes), np.float32)
             self.targets = np.array(memory.get("targets", empty))  # (n, C)
 
@@ -100,7 +100,7 @@ class LabelLoss:
     def save(self) -> None:
         """Keep ELR's memory for the next round; call it after the training."""
         if self.hyper.loss == "elr":
-            self.site.store.part(_MEMORY).write(self.round, {"targets": self.targets})
+            self.site.store.part(LOSS_MEMORY).write(self.round, {"targets": self.targets})
 
     def _update(self, p: Tensor, batch: Batch) -> Tensor:
         """The targets of the batch (b, C) after this step's opinion was added."""

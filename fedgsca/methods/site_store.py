@@ -14,14 +14,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedgsca.errors import RunFolderError
 from fedgsca.support.files import FileBatch, arrays_digest
-from fedgsca.wire import read_metadata, save_tensors
+from fedgsca.wire import Arrays, read_metadata, save_tensors
 
 # the coordinator can go back to any of four checkpoints; one more for a round that was cut short
 _MAX_VERSIONS = 5
@@ -74,6 +74,14 @@ class Store:
             files.remove_later(self._path(version))
         if self.files is None:
             files.commit()
+
+    def rewrite(self, change: Callable[[Mapping[str, np.ndarray]], Arrays]) -> None:
+        """Change the arrays of every version, when the batch is committed."""
+        assert self.files is not None
+        for version in self.versions():
+            arrays = change(self._read_version(version))
+            metadata = {"digest": arrays_digest(arrays), "round": version}
+            self.files.write(self._path(version), save_tensors(arrays, metadata))
 
     def versions(self) -> list[int]:
         """The rounds whose memory is on the disk."""

@@ -104,9 +104,17 @@ MODELS: dict[str, Spec] = {
     "densenet121": Spec(PooledDenseNet, 1024, *_IMAGENET, 224, smallest_size=32, stages=_DENSENET),
     "vit-b16": Spec(ClassTokenViT, 768, *_IMAGENET, 224, smallest_size=16, stages=_VIT),
     "efficientnet-lite0": Spec(
-        PooledEfficientNet, 1280, (LITE_MEAN,) * 3, (LITE_STD,) * 3, 224, stages=_LITE
+        PooledEfficientNet,
+        1280,
+        (LITE_MEAN,) * 3,
+        (LITE_STD,) * 3,
+        224,
+        smallest_size=32,
+        stages=_LITE,
     ),
-    "efficientnet-lite0-resnet50": Spec(NetworkPair, 1280 + 2048, *_IMAGENET, 224, stages=_PAIR),
+    "efficientnet-lite0-resnet50": Spec(
+        NetworkPair, 1280 + 2048, *_IMAGENET, 224, smallest_size=32, stages=_PAIR
+    ),
     # the width is that of the user's vectors
     OWN_FEATURES: Spec(nn.Identity, 0, *_PLAIN, 0),
 }

@@ -22,6 +22,7 @@ _SMALL_CNN: Mapping[str, Any] = {"momentum": 0.9, "batch_size": 32}
 _NETWORK: Mapping[str, Any] = {"momentum": 0.0, "batch_size": 128}
 # one thread: a linear head has no work for a second one, which would only wait and spin
 _HEAD: Mapping[str, Any] = {"momentum": 0.0, "augment": "none", "threads": 1}
+_BACKBONE = "efficientnet-lite0"
 SMALL_CNN_RATE = 0.02
 NETWORK_RATE = 0.01
 ADAMW_RATE = 0.001
@@ -48,6 +49,13 @@ def default_weights(name: str, *, frozen: bool) -> str | None:
 
     is_packaged = name in WEIGHT_PACKAGES if frozen else has_packaged_weights(name)
     return "packaged" if is_packaged else None
+
+
+def default_evidence_backbone() -> str | None:
+    """The network whose frozen features judge labels while another one is trained."""
+    from fedgsca.models.weights import has_packaged_weights
+
+    return _BACKBONE if has_packaged_weights(_BACKBONE) else None
 
 
 def resolve_rate(config: Config, width: int, num_sites: int) -> float:

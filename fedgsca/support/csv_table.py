@@ -6,10 +6,11 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from fedgsca.errors import DataError
+from fedgsca.errors import DataError, MissingExtraError
 from fedgsca.support.text import fold_name, one_line
 
 # What the column `checked` may contain, in any capitals.
@@ -49,7 +50,7 @@ class LabelLine(NamedTuple):
 
 def read_csv_table(path: Path) -> CsvTable:
     """Read a csv file, without empty lines; a row with more cells than the header is an error."""
-    text, notes = _decode_text(path)
+    text, notes = read_text(path)
     delimiter = _detect_delimiter(text.split("\n", 1)[0])
     lines = _split_cells(path, text, delimiter)
     if not lines:
@@ -80,6 +81,66 @@ def read_csv_table(path: Path) -> CsvTable:
         missing_cells = [""] * (len(columns) - len(cells))
         rows.append(CsvRow(line, dict(zip(columns, cells + missing_cells, strict=False))))
     return CsvTable(tuple(columns), tuple(header), tuple(rows), notes)
+
+
+def read_xlsx_tables(path: Path) -> list[tuple[str, CsvTable]]:
+    """Name and content of every sheet of an Excel file that is not empty, without empty rows."""
+    if find_spec("openpyxl") is None:
+        raise MissingExtraError(
+            "extra.odir-missing",
+            f"a package that is needed to read {path.name} is not installed",
+            fix="run pip install 'fedgsca[odir]'",
+        )
+    import openpyxl
+
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    except OSError as error:
+        raise DataError(
+            "data.unreadable-xlsx",
+            f"the Excel file {path} cannot be read: {error.strerror or error}",
+            fix="check the path and the permissions of the file",
+        ) from None
+    except Exception as error:  # openpyxl raises many types for files that are not workbooks
+        raise DataError(
+            "data.invalid-xlsx",
+            f"{path} is not an Excel workbook: {error}",
+            fix="copy the file again, or save it as xlsx",
+        ) from None
+    try:
+        tables = []
+        for sheet in book.worksheets:
+            lines = []
+            for line in sheet.iter_rows(values_only=True):
+                lines.append([_cell_text(cell) for cell in line])
+            tables.append((str(sheet.title), _sheet_table(lines)))
+    finally:
+        book.close()
+    return [(name, table) for name, table in tables if table.header]
+
+
+def _sheet_table(lines: Sequence[Sequence[str]]) -> CsvTable:
+    """Columns without a header, and repeated ones, are left out."""
+    header = list(lines[0]) if lines else []
+    position: dict[str, int] = {}
+    for i, name in enumerate(header):
+        if name:
+            position.setdefault(fold_name(name), i)
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        # trailing empty cells are not stored
+        cells = {name: line[i] if i < len(line) else "" for name, i in position.items()}
+        if any(cells.values()):
+            rows.append(CsvRow(number, cells))
+    return CsvTable(tuple(position), tuple(header[i] for i in position.values()), tuple(rows))
+
+
+def _cell_text(cell: object) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    return str(cell).strip()
 
 
 def rename_columns(table: CsvTable, names: Mapping[str, str]) -> CsvTable:
@@ -189,7 +250,7 @@ def _split_cells(path: Path, text: str, delimiter: str) -> list[tuple[int, list[
     return lines
 
 
-def _decode_text(path: Path) -> tuple[str, tuple[str, ...]]:
+def read_text(path: Path) -> tuple[str, tuple[str, ...]]:
     """The file's text, and a note if its encoding had to be guessed."""
     try:
         data = path.read_bytes()

@@ -1,6 +1,8 @@
 """Files appear complete or not at all: write a temporary file, flush it to the disk, rename it.
 
-Also their checksums, and locks between processes.
+They are private: files 0600 and folders 0700, whatever the umask allows and whoever creates them
+first, because almost everything here has images, labels or file names of patients in it. What
+others must read (a kit, a wheelhouse) says so. Also checksums, and locks between processes.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 _DAY = 24 * 3600.0
 # Flags of a file that only grows, for os.open; Windows would change line ends without O_BINARY.
 GROWING_FILE = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-PRIVATE = 0o600  # mode of files with names or images of patients: for the owner only
+PRIVATE, PUBLIC = 0o600, 0o644  # modes of files: for the owner only, or for everybody to read
+_PRIVATE_FOLDER = 0o700
 
 
 def is_disk_full(error: OSError) -> bool:
@@ -85,24 +88,24 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+def write_atomic(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:
     """Write a file so that readers, and a crash at any moment, find the old content or the new one.
 
-    `mode` applies from the first byte on, less the umask: use 0o600 for a secret.
+    `mode` applies from the first byte on, less the umask; PUBLIC where others must read it.
     """
     with open_atomic(path, size=len(data), mode=mode) as handle:
         handle.write(data)
 
 
 @contextlib.contextmanager
-def open_atomic(path: Path, *, size: int | None = None, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def open_atomic(path: Path, *, size: int | None = None, mode: int = PRIVATE) -> Iterator[IO[bytes]]:
     """Like write_atomic for content that comes in pieces: the file appears if the block succeeds.
 
     `size` in bytes, if given, is part of the error message when the disk is full.
     """
     temporary = temporary_path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as handle:
             yield handle
             handle.flush()
@@ -150,9 +153,10 @@ class FileBatch:
         """Write the content of a file that appears, or is replaced, with the batch."""
         temporary = temporary_path(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent)
             self._temporaries[path] = temporary
-            temporary.write_bytes(data)
+            with open(temporary, "wb", opener=open_private) as handle:
+                handle.write(data)
         except OSError as error:
             remove_quietly(self._temporaries.pop(path, temporary))
             raise _write_error(path, error, len(data)) from error
@@ -209,7 +213,7 @@ def make_private_folder(folder: Path) -> None:
     A folder of another owner, or on a file system without permissions, stays as it is.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(folder)
     except OSError as error:
         raise RunFolderError(
             "file.cannot-write",
@@ -217,7 +221,22 @@ def make_private_folder(folder: Path) -> None:
             fix=f"check that {folder.parent} is a folder that you may write to",
         ) from None
     with contextlib.suppress(OSError):
-        folder.chmod(0o700)
+        folder.chmod(_PRIVATE_FOLDER)
+
+
+def make_folders(folder: Path) -> None:
+    """Create a folder and its missing parents, each for the owner only; others stay as they are."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        path.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
+
+
+def open_private(name: str, flags: int) -> int:
+    """For `open(path, mode, opener=open_private)`: a file that is created is for its owner only."""
+    return os.open(name, flags, PRIVATE)
 
 
 def read_bytes_from(handle: int, start: int, end: int) -> bytes:
@@ -270,7 +289,7 @@ def file_lock(path: Path) -> Iterator[None]:
     Threads of one process take turns, too.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         lock = wait_for_lock(path)
     except OSError as error:
         raise RunFolderError(

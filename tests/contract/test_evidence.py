@@ -15,7 +15,9 @@ from fedgsca.evidence import POWERS
 from fedgsca.federation.label_evidence import read_evidence, sites_with_evidence
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
+from fedgsca.federation.simulation import prepare
 from fedgsca.methods.base import compose_method, load_methods
+from fedgsca.models.weights import has_packaged_weights
 from tests.toys import (
     CLASSES,
     SITES,
@@ -33,6 +35,9 @@ every_method = pytest.mark.parametrize("method", METHODS)
 def evidence_digests(folder: Path) -> dict[str, str]:
     paths = [path for path in sorted((folder / "evidence").rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): digest(path) for path in paths}
+
+
+BACKBONE = "efficientnet-lite0"
 
 
 def weight_bytes(folder: Path) -> dict[str, bytes]:
@@ -75,6 +80,38 @@ def test_a_stopped_run_ends_with_the_same_evidence(method: str, tmp_path: Path) 
         run(config, tmp_path / "stopped", stop_after=stop)
     run(config, tmp_path / "stopped")
     assert evidence_digests(tmp_path / "stopped") == evidence_digests(finished_run(config))
+
+
+@pytest.mark.skipif(not has_packaged_weights(BACKBONE), reason="[weights] is not installed")
+def test_frozen_features_judge_the_labels_of_a_network_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedAvg needs no forward pass for the heads, and they see what those of a frozen run see."""
+    monkeypatch.setattr(
+        "fedgsca.methods.parts.evidence_heads.evaluate_site",
+        lambda *_, **__: pytest.fail("a pass through the network in training"),
+    )
+    sets: dict[str, Any] = {"train__rounds": 8, "audit__enabled": True}
+    config = toy_config("fedavg", evidence__backbone=BACKBONE, model__feature_size=32, **sets)
+    experiment = prepare(config)
+    frozen = prepare(
+        toy_config(
+            "fedavg",
+            model__name=BACKBONE,
+            model__frozen=True,
+            model__weights="packaged",
+            model__feature_size=32,
+        )
+    )
+    for name, samples in experiment.sites.items():
+        assert samples.are_images and samples.features is not None
+        assert np.array_equal(samples.features, frozen.sites[name].inputs)
+    assert experiment.dims["E"] == frozen.feature_width != experiment.feature_width
+    run(config, tmp_path / "run", stop_after=4)
+    run(config, tmp_path / "run")
+    assert sites_with_evidence(tmp_path / "run") == sorted(experiment.sites)
+    run(config, tmp_path / "whole")
+    assert evidence_digests(tmp_path / "run") == evidence_digests(tmp_path / "whole")
 
 
 def test_a_run_without_heads_says_how_to_get_an_audit(tmp_path: Path) -> None:

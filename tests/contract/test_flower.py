@@ -410,12 +410,6 @@ def test_another_version_does_not_take_part(
     assert "0.0.9" in refusals["site-2"]
 
 
-def test_an_experiment_that_was_not_agreed_on_is_refused(config: Config, tmp_path: Path) -> None:
-    find_place = one_different(tmp_path, 3, fingerprint="another", state=str(tmp_path / "s"))
-    refusals = first_refusals(config, tmp_path, find_place)
-    assert refusals == {"site-3": "it has agreed to another experiment than this one"}
-
-
 @pytest.mark.parametrize("name", ["site-1", "nobody"])
 def test_a_name_that_is_taken_or_unknown_is_refused(
     name: str, config: Config, tmp_path: Path

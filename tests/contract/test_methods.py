@@ -45,7 +45,8 @@ from tests.toys import (
 
 METHODS = sorted(load_methods())
 # the toy's numbers for the symbols of a declaration
-DIMS = {"C": CLASSES, "D": feature_width(ModelConfig(name="cnn")), "K": SITES}
+WIDTH = feature_width(ModelConfig(name="cnn"))
+DIMS = {"C": CLASSES, "D": WIDTH, "E": WIDTH, "K": SITES}
 
 
 @dataclass(frozen=True)

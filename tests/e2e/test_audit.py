@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedgsca.cli import app
+from fedgsca.cli import app, execute
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.federation.rounds import run
 from fedgsca.federation.simulation import Experiment
+from fedgsca.hospital.ledger import Ledger
+from fedgsca.hospital.site_settings import read_settings
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_run import audit_run
 from fedgsca.labels.audit_table import read_audit
@@ -278,6 +280,53 @@ def test_a_hospital_gives_its_kit_or_its_settings_instead_of_a_folder(tmp_path: 
         locate_evidence(kit)
     assert error.value.code == "audit.several-experiments"
     assert all(str(state / (letter * 16)) in error.value.fix for letter in "ab")
-    with open(kit / "site.toml", "a") as file:
-        file.write(f'fingerprint = "{"b" * 64}"\n')
+    Ledger(read_settings(kit / "site.toml")).append("agreed", "b" * 64, "A", until="9999-01-01")
     assert locate_evidence(kit).folder == state / ("b" * 16)
+
+
+# ---- a hospital that came back too late ----
+
+
+def write_late_kit(kit: Path, *, model: str, frozen: str = "true") -> Path:
+    """A kit whose state has no evidence; 90 samples with features, 9 of them labelled wrong."""
+    kit.mkdir()
+    rng = np.random.default_rng(0)
+    true = np.arange(90) % 3
+    labels = true.copy()
+    labels[:9] = (true[:9] + 1) % 3
+    features = (3 * np.eye(3, 8)[true] + rng.normal(0, 0.4, (90, 8))).astype(np.float32)
+    np.savez(kit / "data.npz", features=features, labels=labels)
+    (kit / "site.toml").write_text(
+        f'name = "north"\nstate = "{kit / "state"}"\ndata = "{kit / "data.npz"}"\n'
+    )
+    (kit / "experiment.toml").write_text(
+        '[data]\nsource = "sites"\nclasses = ["class 0", "class 1", "class 2"]\nimage_size = 16\n'
+        "sites = 2\n"
+        f'[federation]\nsites = ["north", "south"]\n[model]\n{model}\nfrozen = {frozen}\n'
+    )
+    return kit
+
+
+def test_a_site_that_came_too_late_gets_an_audit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kit = write_late_kit(tmp_path / "kit", model='name = "features"\nfeature_width = 8')
+    for _ in range(2):  # the second time from the stored evidence
+        assert execute(["audit", str(kit)]) == 0
+        assert "came too late" in capsys.readouterr().err
+    (path,) = (kit / "state").glob("*/alone/audit/north/audit.csv")
+    found = read_audit(path.parent)
+    wrong = [suspect for suspect in found.window(0, 6) if suspect.given != suspect.suggestion]
+    numbers = [int(re.sub(r"\D", "", suspect.id)) for suspect in wrong]
+    assert len(numbers) >= 5 and all(number < 9 for number in numbers)
+
+
+def test_without_frozen_features_the_printed_fix_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kit = write_late_kit(tmp_path / "kit", model='name = "cnn"', frozen="false")
+    assert execute(["audit", str(kit)]) == 7
+    message = capsys.readouterr().err
+    command = " ".join(message.split()).partition("others: fedgsca ")[2].split()
+    assert command[0] == "audit-folder"
+    assert execute([*command[:2], "--out", str(tmp_path / "out")]) == 0

@@ -7,6 +7,7 @@ another one.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -22,13 +23,17 @@ from tests.toys import RecordingObserver, outcome, toy_config
 
 pytest.importorskip("flwr")
 
+from fedgsca.cli import execute
 from fedgsca.config import Config, load_config
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines
-from fedgsca.hospital.flower_app import write_app
+from fedgsca.hospital.delivery import read_delivered
+from fedgsca.hospital.flower import write_app
+from fedgsca.hospital.ledger import NO_AGREEMENT, Ledger
 from fedgsca.hospital.run_status import read_status
+from fedgsca.hospital.site_settings import SiteSettings, read_settings
 from tests.deployment import (
     Deployment,
     Process,
@@ -307,15 +312,18 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_problems_of_a_hospital_are_reported(tmp_path: Path, tiny_disk: Path) -> None:
-    """Five hospitals: other classes, another version, a full disk; the other two train."""
-    names = ("a-good", "b-good", "c-classes", "d-version", "e-disk")
+    """Six hospitals: other classes, another version, a full disk, no agreement; two train.
+
+    In the end these two have the model, and what left them is in their ledgers.
+    """
+    names = ("a-good", "b-good", "c-classes", "d-version", "e-disk", "f-undecided")
     config = load_config(
         method="fedgsca",
         data__source="sites",
         data__classes=["x", "y"],
         data__image_size=12,
         federation__sites=list(names),
-        federation__quorum=0.4,
+        federation__quorum=0.3,
         federation__deadline=240,
         train__rounds=1,
         train__threads=1,
@@ -338,7 +346,11 @@ def test_problems_of_a_hospital_are_reported(tmp_path: Path, tiny_disk: Path) ->
             link.env["PYTHONPATH"] = (
                 f"{older}:{python_path}" if name == "d-version" else python_path
             )
-            link.supernode(name, settings=link.site_file(name, data=str(data), state=str(state)))
+            site_file = link.site_file(name, data=str(data), state=str(state))
+            if name != "f-undecided":
+                ledger = Ledger(read_settings(site_file))
+                ledger.append("agreed", config.fingerprint(), "Dr. A", until="9999-12-31")
+            link.supernode(name, settings=site_file)
         link.env["PYTHONPATH"] = python_path
         complete(link, config, out)
     line = lines(out)[0]
@@ -349,3 +361,32 @@ def test_problems_of_a_hospital_are_reported(tmp_path: Path, tiny_disk: Path) ->
     assert "class list" in line["refused"]["c-classes"]
     assert "it has fedgsca 0.0.9" in line["refused"]["d-version"]
     assert "cannot write to its disk" in line["refused"]["e-disk"]
+    assert line["refused"]["f-undecided"] == NO_AGREEMENT
+    assert set(read_delivered(out)) == {"a-good", "b-good"}
+    check_homecoming(tmp_path / "state" / "a-good", out, tmp_path / "a-good")
+
+
+def check_homecoming(state: Path, out: Path, images: Path) -> None:
+    """A hospital predicts with its own copy of the model, and its ledger says what left it."""
+    (folder,) = state.glob("*/model")
+    content = (folder / "model.safetensors").read_bytes()
+    assert content == (out / "model.safetensors").read_bytes()
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+    assert "Macro F1" in (folder / "export" / "MODEL_CARD.md").read_text()
+    for model in (folder, folder / "export"):
+        command = ["predict", str(model), str(images), "--out", str(folder / "predicted.csv")]
+        assert execute(command) == 0
+        assert len((folder / "predicted.csv").read_text().splitlines()) == 31
+    shared = b"".join(path.read_bytes() for path in folder.glob("*.json*"))
+    assert b'num_samples": 2' not in shared and b"no answer within" not in shared
+    settings = SiteSettings(name="a-good", state=str(state))
+    entries = Ledger(settings).entries()
+    assert [(entry.event, entry.kind) for entry in entries] == [
+        ("agreed", ""),
+        ("sent", "hello"),
+        ("sent", "train"),
+        ("sent", "test"),
+        ("received", "model"),
+    ]
+    assert {entry.person for entry in entries} == {"Dr. A"}
+    assert entries[-1].sha256 == hashlib.sha256(content).hexdigest()

@@ -16,7 +16,7 @@ from fedgsca.federation.choose_settings import (
     choose_feature_size,
     choose_model,
     complete,
-    describe_frozen,
+    describe_model,
 )
 from fedgsca.federation.simulation import divide
 from fedgsca.rng import stream
@@ -115,13 +115,23 @@ def test_without_pretrained_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_size_of_frozen_backbone_is_said() -> None:
     config = build({"model": {"frozen": True}})
-    text = describe_frozen(config, 224)
-    assert text is not None and "96" in text and "feature_size=224" in text
-    assert describe_frozen(build({}), 224) is None
+    text = describe_model(config, 224)[-1]
+    assert "96" in text and "feature_size=224" in text
     config = build({"model": {"frozen": True, "feature_size": 224}})
-    text = describe_frozen(config, 300)
-    assert text is not None and "224 pixels, made from 300" in text
+    text = describe_model(config, 300)[-1]
+    assert "224 pixels, made from 300" in text
     assert "about 5 times faster: --set model.feature_size=96" in text
+
+
+def test_it_is_said_what_is_trained_from_what_and_what_judges_the_labels() -> None:
+    fresh = build({"method": "fedavg", "model": {"name": "cnn"}})
+    assert describe_model(fresh, 28) == ["training cnn from random weights"]
+    tree = {"method": "fedgsca-e", "model": {"name": "resnet18", "weights": "my.pth"}}
+    evidence = {"evidence": {"backbone": "efficientnet-lite0"}}
+    lines = describe_model(build({**tree, **evidence}), 64)
+    assert lines[0] == "training resnet18 from my.pth"
+    assert "frozen features of efficientnet-lite0 judge the labels" in lines[1]
+    assert len(describe_model(build({**tree, "evidence": {"backbone": "none"}}), 64)) == 1
 
 
 @pytest.mark.parametrize(("image_size", "size"), [(28, None), (96, None), (128, 128), (512, 224)])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -26,9 +28,10 @@ pytest.importorskip("cryptography")
 
 import yaml
 
+from fedgsca.hospital.check_kit import check_wheels
 from fedgsca.hospital.consortium import read_consortium
 from fedgsca.hospital.kits import make_kits
-from fedgsca.hospital.wheelhouse import collect_wheels
+from fedgsca.hospital.wheelhouse import collect_wheels, wheels_problem
 
 INSTRUCTIONS = {"ARG", "FROM", "COPY", "RUN", "ENV", "WORKDIR", "USER", "CMD"}
 
@@ -175,6 +178,7 @@ def test_a_wheelhouse_installs_without_a_network_and_refuses_changed_files(
     assert names == [
         "SHA256SUMS",
         "requirements.txt",
+        "sbom.cdx.json",
         "tinydep-1.0-py3-none-any.whl",
         "tinyroot-0.3-py3-none-any.whl",
     ], "the version of the constraints"
@@ -190,6 +194,53 @@ def test_a_wheelhouse_installs_without_a_network_and_refuses_changed_files(
     assert result.returncode != 0 and "HASH" in result.stderr.upper()
     assert execute(["deploy", "wheelhouse", *arguments]) != 0
     assert "file.already-exists" in capsys.readouterr().err
+
+
+def test_a_wheelhouse_is_signed_by_the_authority_and_lists_its_packages(
+    store: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "consortium.toml"
+    plan.write_text(PLAN)
+    make_kits(*read_consortium(plan), tmp_path / "kits")
+    authority = tmp_path / "kits" / "authority"
+    kit = tmp_path / "kits" / "coordinator"  # it has the ca.crt that hospitals have
+    out = kit / "wheelhouse"
+    options: dict[str, Any] = {"constraints": tmp_path / "constraints.txt", "source": store}
+    wheel = store / "tinyroot-0.3-py3-none-any.whl"
+    collect_wheels(wheel, out, extras=["more"], authority=authority, **options)
+    bill = json.loads((out / "sbom.cdx.json").read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    assert [part["purl"] for part in bill["components"]] == [
+        "pkg:pypi/tinydep@1.0",
+        "pkg:pypi/tinyroot@0.3",
+    ]
+    digest = hashlib.sha256((out / "tinydep-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    assert bill["components"][0]["hashes"] == [{"alg": "SHA-256", "content": digest}]
+    assert [check.state for check in check_wheels(kit)] == ["ok"]
+    if shutil.which("openssl"):  # as the README of a kit says
+        script = (
+            "openssl x509 -in ca.crt -pubkey -noout | openssl dgst -sha384 -verify /dev/stdin"
+            " -signature wheelhouse/SHA256SUMS.sig wheelhouse/SHA256SUMS"
+            " && cd wheelhouse && sha256sum --check --quiet SHA256SUMS"
+        )
+        result = subprocess.run(["sh", "-c", script], cwd=kit, capture_output=True, check=True)
+        assert b"Verified OK" in result.stdout
+    for name, content, problem in (
+        ("tinydep-1.0-py3-none-any.whl", b"evil", "tinydep-1.0-py3-none-any.whl is not the file"),
+        ("more-1.0-py3-none-any.whl", b"evil", "more-1.0-py3-none-any.whl was not signed"),
+        ("SHA256SUMS", b"0  nothing\n", "is not a signature of the consortium's authority"),
+        ("SHA256SUMS.sig", None, "SHA256SUMS.sig cannot be read"),
+    ):
+        copy = tmp_path / f"copy of {name}"
+        shutil.copytree(out, copy)
+        if content is None:
+            (copy / name).unlink()
+        else:
+            (copy / name).write_bytes(content)
+        assert problem in wheels_problem(copy, kit / "ca.crt")
+    with pytest.raises(RunFolderError) as error:
+        collect_wheels(wheel, tmp_path / "new", authority=tmp_path / "nowhere", **options)
+    assert error.value.code == "deploy.authority-missing"
 
 
 def test_a_wheelhouse_that_cannot_be_complete_is_not_made(store: Path, tmp_path: Path) -> None:

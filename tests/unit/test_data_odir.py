@@ -191,7 +191,7 @@ def test_wrong_roots(root: Path, tmp_path: Path) -> None:
 def test_without_the_extra_the_line_that_installs_it_is_told(
     complete_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedgsca.data.readers.published.find_spec", lambda name: None)
+    monkeypatch.setattr("fedgsca.support.csv_table.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as caught:
         load(f"odir:{complete_root}")
     assert caught.value.code == "extra.odir-missing" and "fedgsca[odir]" in caught.value.fix

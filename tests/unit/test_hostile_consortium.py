@@ -15,7 +15,7 @@ pytest.importorskip("cryptography")
 from fedgsca.config import Config, to_toml
 from fedgsca.errors import ConfigError
 from fedgsca.hospital.consortium import Consortium, is_host, read_consortium
-from fedgsca.hospital.kit_files import coordinator_files, hospital_files
+from fedgsca.hospital.kits import coordinator_files, hospital_files
 
 PLAN: dict[str, Any] = {
     "name": "Polyps (Europe), part 2",
@@ -131,8 +131,7 @@ def test_scripts_pass_every_text_on_as_it_is(
     consortium, config = unchecked
     files, _ = hospital_files(consortium, config, consortium.hospitals[0], b"")
     arguments = run_script(files["start.sh"].data, tmp_path, "python3")
-    address = consortium.endpoint(consortium.coordinator.address)
-    assert arguments[arguments.index("--superlink") + 1] == address
+    assert arguments[arguments.index("--superlink") + 1] == consortium.server
     assert not list(tmp_path.rglob("pwned"))
     unit = files["fedgsca-berlin.service"].data.decode()
     assert unit.count("\nExecStart=") == 1 and "%h" not in unit.replace("%%", "")
@@ -149,10 +148,9 @@ def test_the_coordinators_scripts_do_too(
     monkeypatch.setattr(certificates, "end_of_validity", lambda _: now)
     consortium, config = unchecked
     files = coordinator_files(consortium, config, b"", {})
-    arguments = run_script(files["superlink.sh"].data, tmp_path, "flower-superlink")
-    assert arguments[arguments.index("--host") + 1] == consortium.coordinator.listen
-    heredoc = files["env.sh"].data.decode().partition("address=")[2]
-    script = f"FLWR_HOME=. kit=.\naddress={heredoc}"
+    arguments = run_script(files["superlink.sh"].data, tmp_path, "python3")
+    assert arguments[arguments.index("--listen") + 1] == consortium.coordinator.listen
+    script = "FLWR_HOME=. kit=.\ncat >" + files["env.sh"].data.decode().partition("cat >")[2]
     subprocess.run(["sh", "-c", script], cwd=tmp_path, check=True)
     assert not list(tmp_path.rglob("pwned"))
     assert files["fedgsca-superlink.service"].data.decode().count("\nExecStart=") == 1

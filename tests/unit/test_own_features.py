@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from fedgsca.config import Config, load_config
-from fedgsca.data.contact_sheet import contact_sheet
 from fedgsca.data.duplicates import find_duplicates, find_near_duplicates
 from fedgsca.data.load import load
 from fedgsca.data.readers.features_npz import has_features, read_features
+from fedgsca.data.sheets import contact_sheet
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.federation.choose_settings import complete
 from fedgsca.federation.data_source import load_table

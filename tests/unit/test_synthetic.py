@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgsca.data.contact_sheet import contact_sheet, save_sheet
 from fedgsca.data.readers.synthetic.images import CANDIDATES, CLASSES, render
+from fedgsca.data.sheets import contact_sheet, save_sheet
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
 from fedgsca.noise.candidates import table_for

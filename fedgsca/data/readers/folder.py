@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from fedgsca.data.class_names import FILE as NAMES_FILE
 from fedgsca.data.class_names import FolderNames, check_class_names, read_folder_names
-from fedgsca.data.decode.image_files import SUFFIXES, is_image
 from fedgsca.data.file_list import (
     FileList,
     ImageRow,
@@ -17,26 +17,15 @@ from fedgsca.data.file_list import (
     normal_path,
     show_cases,
 )
+from fedgsca.data.image_files import SUFFIXES, is_image
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
+from fedgsca.data.table_import import column_of
+from fedgsca.data.withdrawn import is_withdrawn, read_withdrawn
 from fedgsca.errors import DataError
 from fedgsca.support.csv_table import CsvTable, parse_checked, read_csv_table, rename_columns
 from fedgsca.support.text import fold_name, plural, suggest
 
 COLUMNS = ("file", "label", "group", "split", "site", "checked", "original")
-# what other programs call them
-_OTHER_NAMES = {
-    **dict.fromkeys(("datei", "bild", "dateiname", "pfad"), "file"),
-    **dict.fromkeys(("klasse", "befund", "diagnose"), "label"),
-    **dict.fromkeys(("fall", "patientennummer", "praeparat", "präparat"), "group"),
-    **dict.fromkeys(("klinik", "krankenhaus", "standort"), "site"),
-    **dict.fromkeys(("image", "images", "filename", "file name", "path", "image_path"), "file"),
-    **dict.fromkeys(("class", "diagnosis", "dx", "target", "category", "finding"), "label"),
-    **dict.fromkeys(("patient", "patient_id", "patientid", "patient id", "slide"), "group"),
-    **dict.fromkeys(("case", "case_id", "lesion", "lesion_id", "video"), "group"),
-    **dict.fromkeys(("set", "subset", "partition", "fold"), "split"),
-    **dict.fromkeys(("hospital", "center", "centre", "clinic", "institution"), "site"),
-    **dict.fromkeys(("reviewed", "verified", "confirmed"), "checked"),
-}
 _SPLITS = {
     "train": "train",
     "training": "train",
@@ -128,7 +117,7 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
     table = rename_columns(read_csv_table(path), names.columns)
     file_list.notes.extend(table.notes)
     file_list.columns = tuple(name for name in COLUMNS if name in table.columns)
-    if not _check_header(file_list, table):
+    if not _check_header(file_list, table, names.ignore):
         return
     if not table.rows:
         file_list.add_problem(
@@ -139,7 +128,9 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
             )
         )
     marks = _read_checked(file_list, path, table)
-    for (_, cells), mark in zip(table.rows, marks, strict=True):
+    withdrawn = read_withdrawn(file_list.root)
+    lines = []
+    for (line, cells), mark in zip(table.rows, marks, strict=True):
         row = ImageRow(
             normal_path(cells["file"]),
             cells["label"],
@@ -149,8 +140,12 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
             checked=mark,
             original=cells.get("original", "") if mark else "",
         )
-        file_list.rows.append(row)
-    lines = [line for line, _ in table.rows]
+        if withdrawn is None or not is_withdrawn(withdrawn, file_list.root, row):
+            file_list.rows.append(row)
+            lines.append(line)
+    num_left = len(table.rows) - len(lines)
+    if num_left:
+        file_list.notes.append(f"{plural(num_left, 'line')} of withdrawn patients left out")
     _check_files(file_list, lines)
     _check_cells(file_list, lines)
     rows = []
@@ -169,12 +164,12 @@ def _read_checked(file_list: FileList, path: Path, table: CsvTable) -> list[bool
     return [False] * len(table.rows)
 
 
-def _check_header(file_list: FileList, table: CsvTable) -> bool:
+def _check_header(file_list: FileList, table: CsvTable, ignore: Collection[str]) -> bool:
     """Report unknown and missing columns; whether the rows can be read."""
     unknown_columns = []
     for column, name in zip(table.columns, table.header, strict=True):
-        if column not in COLUMNS:
-            suggestion = _OTHER_NAMES.get(column) or suggest(name, COLUMNS)
+        if column not in COLUMNS and column not in ignore:
+            suggestion = column_of(name) or suggest(name, COLUMNS)
             hint = "" if suggestion is None else f" (did you mean {suggestion}?)"
             unknown_columns.append(f"{name!r}{hint}")
     if unknown_columns:
@@ -183,8 +178,9 @@ def _check_header(file_list: FileList, table: CsvTable) -> bool:
                 "data.unknown-column",
                 f"{file_list.root}: {plural(len(unknown_columns), 'unknown column')} in labels.csv:"
                 f" {show_cases(unknown_columns)}",
-                fix=f"rename or remove these columns, or name them in {NAMES_FILE} below [columns];"
-                f" use only {', '.join(COLUMNS)}",
+                fix="let `fedgsca data import` read the table; or rename or remove these columns,"
+                f" or name them in {NAMES_FILE} below [columns] or ignore; use only"
+                f" {', '.join(COLUMNS)}",
             )
         )
     missing_columns = [name for name in ("file", "label") if name not in table.columns]

@@ -129,8 +129,7 @@ def write_example_folder(folder: Path, seed: int = 0) -> int:
         name = f"img/{i:04d}.png"
         content = io.BytesIO()
         Image.fromarray(image).save(content, "PNG")
-        (folder / "img").mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content.getvalue())
+        write_atomic(folder / name, content.getvalue())
         rows.writerow([name, CLASSES[labels[i]], table.groups[i], table.split[i]])
     write_atomic(folder / LIST, text.getvalue().encode())  # last: a folder with a list is complete
     return int((labels != table.labels).sum())

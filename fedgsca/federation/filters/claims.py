@@ -1,8 +1,8 @@
 """What a site says about itself: how many images it has, and since when it remembers.
 
 A coordinator cannot count the images of a site, which are the weight of its updates. It can hold
-the site to what people agreed on beforehand, and to what it said before: a number may shrink, for a
-patient can leave, but it never grows.
+the site to what people agreed on beforehand or, where nobody agreed on a number, to what it said
+before. A number may shrink, for a patient can leave; it grows only up to what was agreed on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_NAMES = 20  # of sites in a message
 
 
 class ClaimFilter(UpdateFilter):
-    """At most the agreed number of images, the one at the connection, and the one before."""
+    """At most the agreed number of images; without one, that at the connection and before."""
 
     name = "claims"
 
@@ -36,11 +36,13 @@ class ClaimFilter(UpdateFilter):
 
     def examine(self, update: Update, context: UpdateContext) -> Update:
         """Raises UpdateError for more images than the site can have."""
-        limits = (
-            (self.settings.agreed_images(update.site), "the consortium agreed on"),
-            (context.reply.declared_samples, "when it connected it had"),
-            (self.sizes.get(update.site), "in its first round it had"),
-        )
+        agreed_number = self.settings.agreed_images(update.site)
+        limits = [(agreed_number, "the consortium agreed on")]
+        if agreed_number is None:
+            limits += [
+                (context.reply.declared_samples, "when it connected it had"),
+                (self.sizes.get(update.site), "in its first round it had"),
+            ]
         for limit, source in limits:
             if limit is not None and update.num_samples > limit:
                 raise UpdateError(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from fedgsca.config import flatten
-from fedgsca.federation.records import GroupStatistics, SiteRecord
+from fedgsca.federation.changed_samples import SampleChange, read_changes
+from fedgsca.federation.records import SiteRecord
 from fedgsca.lab.export.model_json import ExportCheck, ModelDescription
 from fedgsca.lab.export.temperature import GIVEN_LABELS_CAUTION, TemperatureFit, describe_fit
 from fedgsca.lab.export.trained_model import TrainedModel
-from fedgsca.lab.report.number_text import count_text, interval_text, percent_text, score_number
+from fedgsca.lab.report.number_text import count_text, percent_text, score_number
 from fedgsca.lab.report.run_facts import (
     headline_scores,
     knows_truth,
@@ -21,9 +23,17 @@ from fedgsca.lab.report.run_facts import (
     unused_shares,
 )
 from fedgsca.lab.report.run_reader import LoadedRun, read_run
+from fedgsca.lab.report.run_sections.scores import (
+    class_table,
+    describe_statistics,
+    group_sentences,
+    score_table,
+    site_score_table,
+)
+from fedgsca.lab.table import to_markdown
 from fedgsca.metrics import HEADLINE_ROUNDS, per_class
 from fedgsca.support.markdown import escape_text, markdown_table
-from fedgsca.support.text import one_line
+from fedgsca.support.text import one_line, plural
 from fedgsca.support.version import __version__
 
 TO_FILL = "**TO FILL IN**"
@@ -37,7 +47,7 @@ def model_card(
     sections = [
         _title_section(run),
         _model_section(trained_model, description, check),
-        _data_section(run),
+        _data_section(run, read_changes(trained_model.path)),
         noise_section(run),
         results_section(run, trained_model.rounds),
         calibration_section(run, trained_model.rounds, description.calibration),
@@ -102,7 +112,7 @@ def _describe_check(check: ExportCheck) -> str:
     )
 
 
-def _data_section(run: LoadedRun) -> list[str]:
+def _data_section(run: LoadedRun, changes: Sequence[SampleChange]) -> list[str]:
     data = run.setup.data
     origin = f"{escape_text(one_line(data.name))}, sha256 `{data.fingerprint}`."
     return [
@@ -111,6 +121,7 @@ def _data_section(run: LoadedRun) -> list[str]:
         f"{origin} {count_text(run.setup.test)} test images, not used for training.",
         "",
         *_site_table(run),
+        *(_withdrawal_lines(changes) or _fewer_images(run)),
         "Remove the numbers that a site does not want to publish.",
         "",
         f"- Where the data comes from, and who labelled it: {TO_FILL}",
@@ -118,6 +129,38 @@ def _data_section(run: LoadedRun) -> list[str]:
         f"- Patients (age, sex, devices, centres): {TO_FILL}",
         "",
     ]
+
+
+def _withdrawal_lines(changes: Sequence[SampleChange]) -> list[str]:
+    """That the model was trained with data of patients who have left since."""
+    lines = []
+    for change in changes:
+        if change.num_removed and change.rounds:
+            people = plural(change.patients, "withdrawn patient") if change.patients else "patients"
+            lines.append(
+                f"- **Trained in rounds 1 to {change.rounds} with data of {people}**"
+                f" ({plural(change.num_removed, 'image')}, withdrawn on {change.time[:10]}). Later"
+                " rounds had none of it; nothing subtracts it from the model."
+            )
+    return [*lines, ""] if lines else []
+
+
+def _fewer_images(run: LoadedRun) -> list[str]:
+    """What a coordinator knows of withdrawals: rounds after which a site trains with less."""
+    lines = []
+    for name in run.sites:
+        sizes = []
+        for record in run.metrics:
+            if name in record.sites:
+                sizes.append((record.round + 1, record.sites[name].num_samples or 0))
+        for (rounds, old_size), (_, new_size) in pairwise(sizes):
+            if new_size < old_size:
+                lines.append(
+                    f"- **{name}: trained in rounds 1 to {rounds} with"
+                    f" {plural(old_size - new_size, 'image')} that the site has withdrawn since.**"
+                    " Later rounds had none of them; nothing subtracts them from the model."
+                )
+    return [*lines, ""] if lines else []
 
 
 def _site_table(run: LoadedRun) -> list[str]:
@@ -289,53 +332,18 @@ def results_section(run: LoadedRun, rounds: int) -> list[str]:
 
 
 def _statistics_lines(run: LoadedRun, rounds: int) -> list[str]:
-    """Intervals, ranking and calibration; only of the model of a finished run."""
+    """Intervals and ranking, as in the report; only of the model of a finished run."""
     statistics = None if run.result is None else run.result.statistics
     if statistics is None or statistics.round + 1 != rounds:
         return []
-    lines = ["### Confidence intervals", ""]
-    if statistics.draws:
-        drawn_units = f"{statistics.units} {statistics.unit}s"
-        lines += [
-            f"In brackets: 95 % intervals by a bootstrap over {drawn_units} of the test set, in "
-            "percent. They do not contain the variation between trainings.",
-            "",
-        ]
-    rows = [
-        ["macro F1", interval_text(statistics.f1)],
-        ["macro recall", interval_text(statistics.recall)],
-        ["macro precision", interval_text(statistics.precision)],
-        ["accuracy", interval_text(statistics.accuracy)],
-    ]
-    if statistics.auroc is not None:
-        rows.append(["AUROC, one class versus the others, mean", interval_text(statistics.auroc)])
-        rows.append(["average precision, mean", interval_text(statistics.average_precision)])
-    lines += markdown_table(["Measure", "Score"], rows)
-    class_rows = []
-    for name, entry in statistics.per_class.items():
-        intervals = [entry.f1, entry.auroc, entry.average_precision]
-        class_rows.append([name, *(interval_text(interval) for interval in intervals)])
-    lines += markdown_table(["Class", "F1", "AUROC", "Average precision"], class_rows)
+    tables = [score_table(statistics), class_table(statistics, run.classes)]
     if statistics.per_site:
-        site_rows = []
-        for name, site in statistics.per_site.items():
-            scores = [interval_text(site.f1), interval_text(site.accuracy)]
-            site_rows.append([name, *scores, count_text(site.images)])
-        lines += markdown_table(["Site", "Macro F1", "Accuracy", "Test images"], site_rows)
+        tables.append(site_score_table(statistics))
+    lines = ["### Confidence intervals", "", describe_statistics(statistics), ""]
+    lines.append(to_markdown(tables))
     if statistics.groups is not None:
-        lines += [_describe_groups(statistics.groups), ""]
+        lines += [*group_sentences(statistics.groups), ""]
     return lines
-
-
-def _describe_groups(groups: GroupStatistics) -> str:
-    text = (
-        f"Averaged over {groups.groups} {groups.word}s, {score_number(groups.mean_accuracy)} % of "
-        f"the images are recognised; for one {groups.word} in ten at most "
-        f"{score_number(groups.worst_tenth)} %."
-    )
-    if groups.f1 is not None:
-        text += f" Macro F1 with one prediction per {groups.word}: {score_number(groups.f1)}."
-    return text
 
 
 def calibration_section(run: LoadedRun, rounds: int, fit: TemperatureFit | None) -> list[str]:

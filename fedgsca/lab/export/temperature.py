@@ -136,7 +136,11 @@ def _find_images(trained_model: TrainedModel) -> tuple[np.ndarray, np.ndarray, s
 
     config = trained_model.config
     is_deployment = config.data.source == SITES_SOURCE
-    table = prepare_coordinator(config).table if is_deployment else load_images(config)
+    table = (
+        prepare_coordinator(config).table
+        if is_deployment
+        else load_images(config, trained_model.path)
+    )
     if table.fingerprint != trained_model.setup.data.fingerprint:
         raise RunFolderError(
             "export.data-changed",
@@ -163,7 +167,7 @@ def _find_holdout(trained_model: TrainedModel) -> tuple[ImageTable, np.ndarray, 
     from fedgsca.methods.parts.evidence_heads import find_holdout
 
     config = trained_model.config
-    experiment = prepare(config)
+    experiment = prepare(config, folder=trained_model.path)
     rows = []
     labels = []
     for name, samples in experiment.sites.items():

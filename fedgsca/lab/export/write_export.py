@@ -31,7 +31,13 @@ from fedgsca.lab.export.trained_model import (
     read_trained,
 )
 from fedgsca.rng import stream
-from fedgsca.support.files import is_abandoned, sha256_file, temporary_path, write_atomic
+from fedgsca.support.files import (
+    is_abandoned,
+    make_folders,
+    sha256_file,
+    temporary_path,
+    write_atomic,
+)
 from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import one_line
 
@@ -68,7 +74,7 @@ def export(
         )
     folder = _temporary_folder(out)
     try:
-        folder.mkdir(parents=True)
+        make_folders(folder)
         with _explain_own_network(trained_model, file_format):
             description, check = _write_files(
                 folder, trained_model, file_format, temperature=temperature
@@ -212,7 +218,7 @@ def sample_images(trained_model: TrainedModel) -> CheckImages:
             # the coordinator of a deployment may have test images of its own
             table = prepare_coordinator(config).table
         else:
-            table = load_images(config)
+            table = load_images(config, trained_model.path)
     except FedgscaError as error:
         return _random_images(
             trained_model, f"the data of the run cannot be read ({type(error).__name__})"

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedgsca.config import SITES_SOURCE, Config
-from fedgsca.federation.records import RoundRecord, SiteRecord, finite
+from fedgsca.federation.records import RoundRecord, Setup, SiteRecord, finite
 from fedgsca.lab.report.run_reader import LoadedRun
 from fedgsca.methods.base import load_methods
-from fedgsca.metrics import HEADLINE_ROUNDS
+from fedgsca.metrics import HEADLINE_ROUNDS, quadratic_kappa
 from fedgsca.noise import read_site_noise
 from fedgsca.support.text import NBSP, join_words, plural
 
@@ -90,6 +92,15 @@ def headline_scores(run: LoadedRun) -> HeadlineScores:
         recall = _first_number(run.result.recall, recall)
         precision = _first_number(run.result.precision, precision)
     return HeadlineScores(f1, recall, precision, len(records) or HEADLINE_ROUNDS)
+
+
+def grade_kappa(setup: Setup, confusion: Sequence[Sequence[int]]) -> float | None:
+    """Quadratic kappa over the images of ordered classes; None where classes have no order."""
+    classes = setup.data.classes
+    places = [classes.index(name) for name in setup.data.order or () if name in classes]
+    if len(places) < 2 or not confusion:
+        return None
+    return quadratic_kappa(np.array(confusion)[np.ix_(places, places)])
 
 
 def best_round(run: LoadedRun) -> RoundRecord | None:
@@ -244,12 +255,16 @@ def result_notes(config: Config, rounds: Sequence[RoundRecord]) -> tuple[str, ..
     balance = getattr(config.train, "class_balance", 0.0)
     if balance:
         notes.append(f"class balance {balance:g}")
-    num_left_out = sum(len(record.refusals) for record in rounds)
-    if num_left_out:
-        sites: set[str] = set()
-        for record in rounds:
-            sites |= set(record.refusals)
-        notes.append(f"{plural(num_left_out, 'update')} of {join_words(sorted(sites))} left out")
+    left_out, absences = Counter[str](), Counter[str]()
+    for record in rounds:
+        left_out.update(record.refused_sites)
+        absences.update(record.absent_sites or ())
+    if left_out:
+        names = join_words(sorted(left_out))
+        notes.append(f"{plural(left_out.total(), 'update')} of {names} left out")
+    if absences:
+        names = join_words(sorted(absences))
+        notes.append(f"{names} absent in {plural(absences.total(), 'round')}")
     stage = find_idle_stage(config.method, rounds)
     if stage:
         notes.append(f"the {stage} never ran: the number is that of training on all given labels")
@@ -330,13 +345,13 @@ def count_refusals(run: LoadedRun) -> Counter[str]:
     """Every site of which an update was refused, with the number of rounds."""
     num_refusals = Counter[str]()
     for record in run.metrics:
-        num_refusals.update(record.refusals.keys())
+        num_refusals.update(record.refused_sites)
     return num_refusals
 
 
 def rejection_rounds(run: LoadedRun) -> list[int]:
     """Rounds, from 1, in which the update of a site was refused."""
-    return [record.round + 1 for record in run.metrics if record.refusals]
+    return [record.round + 1 for record in run.metrics if record.refused_sites]
 
 
 # ---- time ----

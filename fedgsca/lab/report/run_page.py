@@ -6,7 +6,7 @@ from statistics import median
 
 from markupsafe import Markup
 
-from fedgsca.hospital.run_status import RunStatus
+from fedgsca.hospital.run_status import read_status
 from fedgsca.lab.report.elements import RUN_SECTIONS, Page, Tile, build_sections
 from fedgsca.lab.report.number_text import bounds_text, percent_text, score_number, seconds_text
 from fedgsca.lab.report.run_facts import (
@@ -29,7 +29,7 @@ from fedgsca.lab.report.run_facts import (
     uses_site_data,
     wrong_share,
 )
-from fedgsca.lab.report.run_reader import LoadedRun, read_json
+from fedgsca.lab.report.run_reader import LoadedRun
 from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.support.text import NBSP, duration, join_words, one_line, plural
 
@@ -56,8 +56,8 @@ def build_run_page(run: LoadedRun) -> Page:
 def _state_text(run: LoadedRun) -> str:
     """What the run says about itself at this moment, and how long it will take."""
     text = ""
-    status = RunStatus.from_json(read_json(run.path / "status.json"))
-    if status.state:
+    status = read_status(run.path)
+    if status is not None and status.state:
         text = f"; {one_line(status.state, 200)}"
     remaining_rounds = run.num_rounds - len(run.metrics)
     if run.timing and remaining_rounds > 0:

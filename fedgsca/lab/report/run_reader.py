@@ -25,9 +25,11 @@ from fedgsca.federation.records import (
     Setup,
     SiteRecord,
     TimingRecord,
+    comparable_rounds,
     finite,
 )
 from fedgsca.federation.run_folder import read_rounds, read_timing
+from fedgsca.support.text import natural_key
 
 
 @dataclass(frozen=True)
@@ -166,17 +168,24 @@ class LoadedRun:
 
     @property
     def test_rounds(self) -> list[RoundRecord]:
-        """The rounds in which the global model was tested."""
-        return [record for record in self.metrics if finite(record.f1) is not None]
+        """The rounds in which the global model was tested, on the images of the last of them."""
+        return comparable_rounds(
+            [record for record in self.metrics if finite(record.f1) is not None]
+        )
+
+    @property
+    def num_other_tests(self) -> int:
+        """Rounds that were tested on the images of other sites: their scores are not shown."""
+        num_tested = sum(finite(record.f1) is not None for record in self.metrics)
+        return num_tested - len(self.test_rounds)
 
     @property
     def sites(self) -> list[str]:
-        """All sites in the order of the setup, then those that only the log contains."""
-        names = list(self.setup.sites)
-        logged_names: set[str] = set()
+        """All sites of the setup and of the log, by the numbers in their names."""
+        names = set(self.setup.sites)
         for record in self.metrics:
-            logged_names.update(record.sites)
-        return list(dict.fromkeys([*names, *sorted(logged_names)]))
+            names.update(record.sites)
+        return sorted(names, key=natural_key)
 
     @property
     def classes(self) -> list[str]:

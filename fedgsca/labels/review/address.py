@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.support.files import PRIVATE, make_private_folder, write_atomic
+from fedgsca.support.files import make_private_folder, write_atomic
 
 if TYPE_CHECKING:
     from fedgsca.hospital.certificates import CertifiedKey, ServerCertificate
@@ -223,7 +223,7 @@ def make_certificate(
     source = vault or own_vault
     if source is None:
         authority = make_authority(f"fedgsca review {page_address.host}", hosts=[page_address.host])
-        write_atomic(folder / "ca.key", authority.key, mode=PRIVATE)
+        write_atomic(folder / "ca.key", authority.key)
         write_atomic(folder / "ca.crt", authority.certificate)
     else:
         authority = _read_authority(source)
@@ -233,7 +233,7 @@ def make_certificate(
     except ValueError as error:
         raise _unusable_authority(source or folder, error) from None
     files = TlsFiles(folder / "server.pem", folder / "server.key")
-    write_atomic(files.key, server.key, mode=PRIVATE)
+    write_atomic(files.key, server.key)
     write_atomic(files.certificate, server.certificate)
     fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(authority.certificate.decode()))
     return MadeCertificate(folder / "ca.crt", files, fingerprint.hexdigest().upper())

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.labels.decisions import Decisions, check_reviewer_name
-from fedgsca.support.files import PRIVATE, file_lock, write_atomic
+from fedgsca.support.files import file_lock, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 from fedgsca.support.text import did_you_mean
 
@@ -193,7 +193,7 @@ class LinkBook:
 
     def _write(self, content: LinkFile) -> None:
         data = json.dumps(content.to_json(), indent=1, ensure_ascii=False).encode() + b"\n"
-        write_atomic(self.path, data, mode=PRIVATE)
+        write_atomic(self.path, data)
         self.refresh()
 
 

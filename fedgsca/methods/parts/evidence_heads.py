@@ -41,19 +41,20 @@ from fedgsca.evidence import (
     train_heads,
 )
 from fedgsca.methods.aggregate import WeightedMean
-from fedgsca.methods.base import Method, ServerState
+from fedgsca.methods.base import Method, SampleMemory, ServerState
 from fedgsca.methods.parts import holdout
 from fedgsca.methods.site import LabelEvidence, Samples, Site
 from fedgsca.methods.train import evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 PREFIX = "evidence."
+_MEMORY = "evidence"  # part of a site's store
 # earlier heads know too little; a shorter run judges from its first collection on
 FIRST_JUDGED_ROUND = 3
 
 _HEAD_EXTRAS = {
     "evidence.weight": Extra(
-        (NUM_HEADS, "D", "C"),
+        (NUM_HEADS, "E", "C"),
         "weights of the four evidence heads, each trained without a quarter of the images",
         optional=True,
         low=-1e4,
@@ -166,6 +167,16 @@ class MethodWithHeads(Method):
         update = self.method.trim_late(update)
         return replace(update, extras=_split_extras(update.extras)[1])
 
+    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
+        """Folds by content, opinions that favour no class, and the given label as posterior."""
+        given = np.eye(samples.num_classes, dtype=np.float32)[samples.labels]
+        arrays = {
+            "folds": assign_folds(seed, site, _read_contents(samples)).astype(np.uint8),
+            "opinion_sum": np.full_like(given, 1.0 / samples.num_classes),
+            "posterior": given,
+        }
+        return {**self.method.new_memory(samples, site, seed), _MEMORY: arrays}
+
     def _is_training(self, round: int) -> bool:
         """Heads are trained until the last collection."""
         return round <= self.collection_rounds[-1]
@@ -178,7 +189,7 @@ class MethodWithHeads(Method):
         payload = replace(payload, extras=own_extras)
         if site.num_samples == 0:
             return self.method.local_update(payload, site)
-        store = site.store.part("evidence")
+        store = site.store.part(_MEMORY)
         memory = HeadMemory.from_arrays(store.read_before(payload.round), site)
         memory = _catch_up(memory, evidence, payload, site)
         memory = _refresh_posterior(memory, evidence, site)

@@ -125,17 +125,22 @@ def _event_tables(run: LoadedRun) -> list[Table]:
 
 
 def _refusal_tables(run: LoadedRun) -> list[Table]:
-    rounds: dict[tuple[str, str], list[int]] = {}
+    left_out: dict[tuple[str, str], list[int]] = {}
+    absent: dict[tuple[str, str], list[int]] = {}
     for record in run.metrics:
         for site, reason in record.refusals.items():
+            rounds = left_out if site in record.refused_sites else absent
             rounds.setdefault((site, reason), []).append(record.round + 1)
-    if not rounds:
-        return []
-    rows = [
-        [site, reason, range_text(numbers)] for (site, reason), numbers in sorted(rounds.items())
-    ]
-    note = "An update that is left out does not count; the round continues with the other sites."
-    return [Table("Updates left out", ["Site", "Reason", "Rounds"], rows, words=(1, 2), note=note)]
+    note = "The round continues with the other sites."
+    tables = []
+    for title, places in (("Updates left out", left_out), ("Absent sites", absent)):
+        rows = []
+        for (site, reason), numbers in sorted(places.items()):
+            rows.append([site, reason, range_text(numbers)])
+        if rows:
+            head = ["Site", "Reason", "Rounds"]
+            tables.append(Table(title, head, rows, words=(1, 2), note=note))
+    return tables
 
 
 def _distance_tables(run: LoadedRun) -> list[Table]:

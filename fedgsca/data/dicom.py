@@ -8,9 +8,10 @@ disk. Messages name types of errors, never the value of a patient element.
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgsca.data.decode.dicom_windowing import Curve, GreyMapping, VoiWindow, to_grey
 from fedgsca.errors import FedgscaError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _IMAGE_TAGS = ("Rows", "Columns", "BitsAllocated", "PhotometricInterpretation")
 _TAGS = [
     "SpecificCharacterSet",
     "PatientID",
+    "StudyInstanceUID",
     "IssuerOfPatientID",
     "NumberOfFrames",
     "SharedFunctionalGroupsSequence",
@@ -69,6 +70,7 @@ _TAGS = [
 ]
 
 
+_PLACEHOLDER = re.compile(r"(anon\w*|unknown|none|removed|x+|0*)", re.IGNORECASE)  # patient ids
 _PIECE = 2**20
 _MAX_DATASET = 2**30  # bytes of a deflated file after inflating
 
@@ -116,12 +118,32 @@ def read_image(path: Path) -> tuple[np.ndarray, str]:
     """(H, W, 3) uint8 and the patient's id, an empty text if there is none."""
     with _hide_values():
         data = _read_dataset(path, pixels=True)
-        pixels = _to_rgb(_decode_pixels(data), data)
-        patient = str(data.get("PatientID") or "").strip()
-        if not patient:
-            return pixels, ""
-        issuer = str(data.get("IssuerOfPatientID") or "").strip()
-        return pixels, f"{issuer}\\{patient}"
+        return _to_rgb(_decode_pixels(data), data), _patient_of(data)
+
+
+def read_patient(path: Path) -> str:
+    """The issuer and id of the patient, with a backslash between them; empty if there is none."""
+    with _hide_values():
+        return _patient_of(_read_dataset(path, pixels=False))
+
+
+def read_uids(path: Path) -> tuple[str, ...]:
+    """The UIDs of an image and of its study; empty for a file that is not DICOM."""
+    if not is_dicom(path):
+        return ()
+    names = ["SOPInstanceUID", "StudyInstanceUID"]
+    with _hide_values():
+        data = _import_pydicom().dcmread(path, stop_before_pixels=True, specific_tags=names)
+        return tuple(str(data[name].value) for name in names if name in data)
+
+
+def _patient_of(data: Dataset) -> str:
+    patient = str(data.get("PatientID") or "").strip()
+    study = str(data.get("StudyInstanceUID") or "").strip()
+    if study and _PLACEHOLDER.fullmatch(patient):
+        return study  # of an anonymised export, the studies tell patients apart
+    issuer = str(data.get("IssuerOfPatientID") or "").strip()
+    return f"{issuer}\\{patient}" if patient else ""
 
 
 def number_patients(patients: Sequence[str]) -> list[int]:
@@ -360,3 +382,98 @@ def _import_pydicom() -> Any:
     logging.getLogger("pydicom").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="pydicom")
     return pydicom
+
+
+# ---- from stored grey values to what a radiologist sees: modality, window, polarity ----
+#
+# PS3.3 C.11, in numpy alone. All steps work value by value, so they are computed once for each
+# value between the smallest and the largest and then looked up.
+#
+# pydicom computes the modality step and VOI tables. Windows are computed here and not by
+# `pydicom.pixels.apply_windowing`, because that function also needs windows to be in the file
+# (8-bit images without a window are shown through one of our own), maps to the range of the stored
+# values, which a negative rescale slope turns upside down, and refuses unknown VOI functions and
+# widths below 1 that viewers show. Where both apply they agree: tests/unit/test_dicom.py.
+
+
+# Without a window, the middle 99 % of the pixels get the grey scale, so that a metal clip or a
+# burnt-in letter does not darken the image.
+_TAILS = (0.005, 0.995)
+
+Curve = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class VoiWindow:
+    """Which values, after the modality step, get the grey scale."""
+
+    centre: float
+    width: float
+    function: str = "LINEAR"
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """Values between 0 (black) and 1 (white)."""
+        if self.function == "SIGMOID":
+            exponent = np.clip(-4.0 * (values - self.centre) / self.width, -700, 700)
+            return np.asarray(1.0 / (1.0 + np.exp(exponent)))
+        if self.function == "LINEAR_EXACT":
+            low = self.centre - self.width / 2
+            high = self.centre + self.width / 2
+        else:
+            low = self.centre - 0.5 - (self.width - 1) / 2
+            high = self.centre - 0.5 + (self.width - 1) / 2
+        return _ramp(values, low, high)
+
+
+@dataclass(frozen=True)
+class GreyMapping:
+    """How the stored values of one image become grey."""
+
+    # stored values -> values with a meaning (Hounsfield units, optical density)
+    modality: Curve
+    # these -> 0..1, by window or table; None: stretch the image's own range
+    tone: Curve | None
+    # MONOCHROME1: the smallest value is white
+    is_inverted: bool = False
+    # stored values, both included, that mark pixels outside the image; shown black
+    padding: tuple[int, int] | None = None
+
+
+def to_grey(values: np.ndarray, mapping: GreyMapping) -> np.ndarray:
+    """(H, W) stored integers -> (H, W) uint8."""
+    low = int(values.min())
+    high = int(values.max())
+    steps = (values.astype(np.int64) - low).astype(np.uint32)
+    levels = np.arange(low, high + 1, dtype=np.int64)
+    first, last = mapping.padding or (1, 0)
+    is_padding = (levels >= first) & (levels <= last)
+    meanings = np.asarray(mapping.modality(levels), dtype=np.float64)
+    if mapping.tone is not None:
+        shades = mapping.tone(meanings)
+    else:
+        counts = np.bincount(steps.ravel(), minlength=len(levels))
+        shades = stretch(meanings, np.where(is_padding, 0, counts))
+    if mapping.is_inverted:
+        shades = 1.0 - shades
+    table = np.rint(255.0 * np.clip(shades, 0.0, 1.0)).astype(np.uint8)
+    table[is_padding] = 0
+    return np.asarray(table[steps])
+
+
+def stretch(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """0..1 between the 0.5 and the 99.5 percentile of an image.
+
+    values[i] occurs counts[i] times in the image.
+    """
+    order = np.argsort(values, kind="stable")
+    share = np.cumsum(counts[order]) / max(int(counts.sum()), 1)
+    positions = np.minimum(np.searchsorted(share, _TAILS), len(order) - 1)
+    low, high = values[order][positions].tolist()
+    return _ramp(values, float(low), float(high))
+
+
+def _ramp(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """0 up to `low`, 1 from `high` on, linear between; a step where they are equal."""
+    if high <= low:
+        return np.asarray(values > low, dtype=np.float64)
+    return np.asarray(np.clip((values - low) / (high - low), 0.0, 1.0))

@@ -1,0 +1,56 @@
+"""What the commands write is for its owner only, whatever the umask allows."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedgsca.cli import execute
+from fedgsca.labels.audit_table import read_audit
+
+# in the order of a hospital that tries everything; the first one makes the cache
+COMMANDS = """
+data example images
+data check images --save copies --sheet sheet.png
+run --data images --out run --method fedgsca-e --rounds 10 -q
+audit run
+exchange export run/audit/site-1 --format cleanlab --out for-cleanlab.csv
+exchange export run/audit/site-1 --format label-studio --out for-studio.json
+predict run images/img --out new/predictions.csv
+export run --out exported
+report run
+noise S40 --data images --picture noise.svg
+audit-folder images --out own-audit
+compare --data images --methods fedavg,fedgsca --rounds 2 --seeds 1 --out compared -q
+resume run --rounds 11 -q
+apply run/audit/site-1
+withdraw train-slide-001 --from run --yes
+run --data images --labels images/labels.corrected.csv --out again --rounds 2 -q
+deploy init --example consortium.toml
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDGSCA_CACHE", str(tmp_path / "home" / "cache"))
+    umask = os.umask(0o022)
+    yield tmp_path
+    os.umask(umask)
+
+
+def test_nobody_else_can_read_what_the_commands_write(place: Path) -> None:
+    for line in COMMANDS.strip().splitlines():
+        if line.startswith("apply"):
+            audit = read_audit(Path("run/audit/site-1"))
+            suspect = next(iter(audit.suspects()))
+            audit.open_decisions().record(suspect, suspect.suggestion, reviewer="anna")
+        assert execute(line.split()) == 0, line
+    paths = [path for path in place.rglob("*") if not path.is_symlink()]
+    assert len(paths) > 100
+    open_paths = [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    assert not open_paths, [str(path.relative_to(place)) for path in open_paths]
