@@ -16,8 +16,8 @@ from fedgsca.support.text import DASH, count, duration, number, one_line, plural
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
+    from fedgsca.federation.run_status import DeploymentStatus
     from fedgsca.hospital.check_connection import CheckResult
-    from fedgsca.hospital.run_status import DeploymentStatus
 
 ConsortiumFile = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
 Out = Annotated[
@@ -416,7 +416,7 @@ def show_ledger(kit: Kit = Path(), expect: Expect = None, as_json: Json = False)
 @group.command("status")
 def status(run: Run = Path("run"), as_json: Json = False) -> None:
     """At the coordinator: which sites are connected or awaited, rounds done, last F1."""
-    from fedgsca.hospital.run_status import read_deployment_status
+    from fedgsca.federation.run_status import read_deployment_status
 
     progress = read_deployment_status(run)
     if as_json:

@@ -7,7 +7,7 @@
     before.json            PreviousRun
     audit/<site>/audit.json     AuditSummary
 
-label_evidence.py describes evidence/<site>/site.json, hospital/run_status.py status.json of a
+label_evidence.py describes evidence/<site>/site.json, run_status.py status.json of a
 deployment. Records are strict when written and tolerant when read (fedgsca.support.json_record), so
 that unfinished and damaged runs can be read. Scores are percentages, rounds are counted from 0,
 times are seconds.

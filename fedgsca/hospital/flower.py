@@ -30,6 +30,7 @@ from fedgsca.federation.intake import quorum_of
 from fedgsca.federation.records import RunResult
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import RunFolder, read_config
+from fedgsca.federation.run_status import StatusObserver
 from fedgsca.federation.simulation import Experiment
 from fedgsca.hospital.delivery import pack_model, read_delivered, record_delivery
 from fedgsca.hospital.messages import (
@@ -45,7 +46,6 @@ from fedgsca.hospital.messages import (
     to_records,
 )
 from fedgsca.hospital.network import NetworkEngine, notify
-from fedgsca.hospital.run_status import StatusObserver
 from fedgsca.hospital.site_contacts import SiteTimeouts
 from fedgsca.support.files import write_atomic
 from fedgsca.wire import Payload

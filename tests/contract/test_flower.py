@@ -23,11 +23,11 @@ from fedgsca.federation.local import SiteRunner
 from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines, read_rounds
+from fedgsca.federation.run_status import read_status
 from fedgsca.hospital import site_answers
 from fedgsca.hospital.flower import coordinate
 from fedgsca.hospital.flower_simulation import FindPlace, client_app
 from fedgsca.hospital.messages import MessageKind, Terms, decode, encode, from_records, to_records
-from fedgsca.hospital.run_status import read_status
 from fedgsca.hospital.site_answers import SitePlace
 from fedgsca.hospital.site_settings import SiteSettings, read_settings
 from fedgsca.lab.report.html_page import write_report

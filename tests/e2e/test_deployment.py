@@ -29,10 +29,10 @@ from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines
+from fedgsca.federation.run_status import read_status
 from fedgsca.hospital.delivery import read_delivered
 from fedgsca.hospital.flower import write_app
 from fedgsca.hospital.ledger import NO_AGREEMENT, Ledger
-from fedgsca.hospital.run_status import read_status
 from fedgsca.hospital.site_settings import SiteSettings, read_settings
 from tests.deployment import (
     Deployment,

@@ -15,7 +15,7 @@ from fedgsca.federation.progress import LineDisplay, PaceObserver
 from fedgsca.federation.records import RoundRecord, comparable_rounds
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import RunFolder, read_rounds
-from fedgsca.hospital.run_status import StatusObserver, read_deployment_status, read_status
+from fedgsca.federation.run_status import StatusObserver, read_deployment_status, read_status
 from fedgsca.hospital.site_worker import ActivityLog
 from fedgsca.lab.report.html_page import write_report
 from fedgsca.support.console import activity, listen
