@@ -221,7 +221,7 @@ class _ImageIndex:
         if self._by_uid is None:
             self._by_uid = defaultdict(list)
             for name in self.files:
-                for uid in dicom.read_uids(self.root / name):
+                for uid in dicom.read_uids(self.root / name).values():
                     self._by_uid[uid].append(name)
         return self._by_uid
 

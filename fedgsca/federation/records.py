@@ -7,7 +7,7 @@
     before.json            PreviousRun
     audit/<site>/audit.json     AuditSummary
 
-label_evidence.py describes evidence/<site>/site.json, run_status.py status.json of a
+label_evidence.py describes evidence/<site>/site.json, round_status.py status.json of a
 deployment. Records are strict when written and tolerant when read (fedgsca.support.json_record), so
 that unfinished and damaged runs can be read. Scores are percentages, rounds are counted from 0,
 times are seconds.
@@ -468,6 +468,13 @@ class WrongEstimate(Record):
         return not self.is_unsure
 
 
+# what an audit can say about a class: `estimated_wrong` counts wrong labels; nothing; or nearly all
+# labels look wrong, which is a sign that this site differs from the others and no count
+COUNT_HOLDS = "judged"
+CANNOT_TELL = "cannot tell"
+SITES_DIFFER = "sites differ"
+
+
 @dataclass(frozen=True)
 class ClassAudit(Record):
     """The labels of one class."""
@@ -476,6 +483,8 @@ class ClassAudit(Record):
     labels: int
     estimated_wrong: WrongEstimate
     suspects: int
+    # COUNT_HOLDS, CANNOT_TELL or SITES_DIFFER
+    verdict: str = COUNT_HOLDS
 
 
 @dataclass(frozen=True)
@@ -495,7 +504,25 @@ class RankingTruth(Record):
     auroc: float | None
     precision_at: Mapping[str, float | None]
     recall_at: Mapping[str, float | None]
-    effort: Matrix  # (labels reviewed, wrong labels found)
+
+
+@dataclass(frozen=True)
+class CopySummary(Record):
+    """Identical and near-identical images with different labels, whatever the evidence says."""
+
+    pairs: int
+    # on the list, first of all
+    labels: int
+    # of these, wrong at least
+    least_wrong: int
+
+
+@dataclass(frozen=True)
+class EvidenceSource(Record):
+    """Whose images the labels were judged by: "federation", "site" or "alone"; and why."""
+
+    source: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -508,6 +535,8 @@ class LabelSummary(Record):
     per_class: tuple[ClassAudit, ...]
     confusions: tuple[SuspectPair, ...]
     truth: RankingTruth | None = None
+    # None: there are no contradicting copies
+    copies: CopySummary | None = None
 
 
 @dataclass(frozen=True)
@@ -519,7 +548,6 @@ class AuditSummary(Record):
     data: AuditData
     classes: tuple[str, ...]
     method: str
-    split: str
     warning: str | None
     summary: LabelSummary
     version: int
@@ -527,3 +555,7 @@ class AuditSummary(Record):
     columns: tuple[str, ...]
     # labels that a person had checked before and that are not in the list; None: none of them
     num_checked: int | None = field(default=None, metadata=stored_as("checked"))
+    # None: as the method does it
+    evidence: EvidenceSource | None = None
+    # class names from the lowest grade to the highest; (): classes have no order
+    order: tuple[str, ...] = ()

@@ -28,9 +28,9 @@ from fedgsca.federation.deployment import prepare_coordinator
 from fedgsca.federation.filters.claims import describe_aggregation
 from fedgsca.federation.intake import quorum_of
 from fedgsca.federation.records import RunResult
+from fedgsca.federation.round_status import StatusObserver
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import RunFolder, read_config
-from fedgsca.federation.run_status import StatusObserver
 from fedgsca.federation.simulation import Experiment
 from fedgsca.hospital.delivery import pack_model, read_delivered, record_delivery
 from fedgsca.hospital.messages import (

@@ -210,7 +210,13 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
         if not (place.folder / "config.toml").exists():  # for withdrawals between rounds
             write_atomic(place.folder / "config.toml", to_toml(build(terms.config)).encode())
     method = compose_method(config)
-    return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
+    return SiteRunner(
+        experiment,
+        method,
+        place.folder,
+        is_hospital=place.is_hospital,
+        sends_diagnostics=settings.diagnostics or not has_own_images,
+    )
 
 
 def with_own_weights(config: Config, settings: SiteSettings) -> Config:

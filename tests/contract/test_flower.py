@@ -21,9 +21,9 @@ from fedgsca.federation.deployment import prepare_coordinator
 from fedgsca.federation.filters.claims import describe_aggregation
 from fedgsca.federation.local import SiteRunner
 from fedgsca.federation.records import RoundRecord
+from fedgsca.federation.round_status import read_status
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines, read_rounds
-from fedgsca.federation.run_status import read_status
 from fedgsca.hospital import site_answers
 from fedgsca.hospital.flower import coordinate
 from fedgsca.hospital.flower_simulation import FindPlace, client_app

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from fedgsca.cli import execute
 from fedgsca.config import Config, load_config
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import RoundRecord
+from fedgsca.federation.round_status import read_status
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines
-from fedgsca.federation.run_status import read_status
 from fedgsca.hospital.delivery import read_delivered
 from fedgsca.hospital.flower import write_app
 from fedgsca.hospital.ledger import NO_AGREEMENT, Ledger
@@ -390,3 +391,7 @@ def check_homecoming(state: Path, out: Path, images: Path) -> None:
     ]
     assert {entry.person for entry in entries} == {"Dr. A"}
     assert entries[-1].sha256 == hashlib.sha256(content).hexdigest()
+    if find_spec("onnxruntime") and find_spec("onnxscript"):
+        assert (
+            execute(["export", str(folder), "--format", "onnx", "--out", str(folder / "onnx")]) == 0
+        )

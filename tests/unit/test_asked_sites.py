@@ -13,9 +13,9 @@ import pytest
 from fedgsca.config import FederationConfig, load_config
 from fedgsca.errors import ConfigError, UpdateError
 from fedgsca.federation.filters.lateness import LateSites, check_lateness, late_weight, rebase
+from fedgsca.federation.round_status import StatusObserver, read_status
 from fedgsca.federation.rounds import draw_sites, run
 from fedgsca.federation.run_folder import read_rounds
-from fedgsca.federation.run_status import StatusObserver, read_status
 from fedgsca.hospital.messages import SiteMessage
 from fedgsca.hospital.network import NetworkEngine
 from fedgsca.hospital.site_contacts import SiteTimeouts

@@ -32,7 +32,7 @@ from fedgsca.cli import execute
 from fedgsca.config import build, merge
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.federation.privacy import epsilon
-from fedgsca.federation.run_status import StatusObserver, read_deployment_status
+from fedgsca.federation.round_status import StatusObserver, read_deployment_status
 from fedgsca.federation.simulation import prepare
 from fedgsca.hospital import check_connection as connection
 from fedgsca.hospital.certificates import (

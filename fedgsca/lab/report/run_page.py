@@ -6,7 +6,7 @@ from statistics import median
 
 from markupsafe import Markup
 
-from fedgsca.federation.run_status import read_status
+from fedgsca.federation.round_status import read_status
 from fedgsca.lab.report.elements import RUN_SECTIONS, Page, Tile, build_sections
 from fedgsca.lab.report.number_text import bounds_text, percent_text, score_number, seconds_text
 from fedgsca.lab.report.run_facts import (

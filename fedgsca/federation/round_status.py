@@ -199,7 +199,7 @@ def _is_free(folder: Path) -> bool:
     return lock is not None
 
 
-# ---- for a person: `fedgsca deploy status` ----
+# ---- `fedgsca deploy status` ----
 
 
 @dataclass(frozen=True)
