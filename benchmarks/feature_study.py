@@ -1,7 +1,7 @@
 """Which frozen features explain labels best: networks, stages, their weights, flips, size.
 
     python -m benchmarks.feature_study --data pathmnist_small.npz ham10000_small --out study.json
-    python -m benchmarks.feature_study --out study.json --docs      # only write docs/models.md
+    python -m benchmarks.feature_study --out study.json             # only print the table
 
 Every choice is judged on validation images, a quarter of the training images where a source has
 none; test images are not read. A linear head is trained on 1,000 images as runs train it (the rate
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.generalisation.sources import cut_validation
-from docs.generate import find_page, make_table, write_block
+from docs.generate import make_table
 from fedgsca import metrics
 from fedgsca.config import ModelConfig
 from fedgsca.data.load import load
@@ -201,7 +201,7 @@ def study(source: str, choice: str) -> Row:
 
 
 def render(rows: list[Row]) -> str:
-    """The table of docs/models.md."""
+    """The table, in Markdown."""
     header = ["data", "features", "width", "F1, 30 % wrong", "F1, right", "AUROC", "explained"]
     lines = []
     for row in rows:
@@ -219,7 +219,6 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", default=[], help="sources")
     parser.add_argument("--choices", nargs="*", default=list(CHOICES), choices=list(CHOICES))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/models.md")
     options = parser.parse_args()
     rows = []
     if options.out.exists():
@@ -231,9 +230,7 @@ def main() -> None:
                 continue
             rows.append(study(source, choice))
             options.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-            print(rows[-1], flush=True)
-    if options.docs:
-        write_block(find_page("features"), "features", render(rows))
+    print(render(rows))
 
 
 if __name__ == "__main__":
