@@ -11,15 +11,7 @@ import typer
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
-from fedgsca.support.text import (
-    DASH,
-    count,
-    duration,
-    number,
-    one_line,
-    plural,
-    size_text,
-)
+from fedgsca.support.text import DASH, count, duration, number, one_line, plural, size_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

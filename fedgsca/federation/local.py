@@ -25,8 +25,7 @@ from fedgsca.federation.base import Reply
 from fedgsca.federation.privacy import NormalSource, protect, secret_normals
 from fedgsca.federation.samples import weight_files
 from fedgsca.federation.simulation import Experiment, prepare
-from fedgsca.methods.base import Method
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import Method, compose_method
 from fedgsca.methods.site import Site
 from fedgsca.methods.site_store import Store
 from fedgsca.metrics import auroc, detection

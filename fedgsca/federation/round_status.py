@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.base import RunObserver
 from fedgsca.federation.filters.distance import DISTANT_TEXT
-from fedgsca.federation.records import RunStatus, SiteStatus
 from fedgsca.federation.run_folder import LOCK_FILE, dumps
 from fedgsca.support.files import try_lock, write_atomic
+from fedgsca.support.json_record import Record
 
 if TYPE_CHECKING:
     from fedgsca.federation.base import Reply
@@ -33,6 +33,31 @@ DEAD_TEXT = (
 )
 _MAX_MESSAGES = 20
 _WRITE_INTERVAL = 0.5  # seconds: with many sites, not every answer is worth a file
+
+
+@dataclass(frozen=True)
+class SiteStatus(Record):
+    """What the coordinator is waiting for at a site, and since when (UTC)."""
+
+    state: str
+    since: str
+    usual: float | None = None  # seconds from a message to its answer, the median
+    timeout: float | None = None  # seconds for which the site is awaited
+    max_images: int | None = None  # that it may claim, if a number was agreed on
+
+
+@dataclass(frozen=True)
+class RunStatus(Record):
+    """The coordinator's progress, for people who look from outside."""
+
+    state: str
+    round: int
+    rounds: int
+    f1: float | None
+    sites: Mapping[str, SiteStatus]
+    messages: tuple[str, ...]
+    at: str = ""  # when the file was written (UTC)
+    distant_sites: tuple[str, ...] = ()  # as in the newest RoundRecord
 
 
 def utc_now() -> str:

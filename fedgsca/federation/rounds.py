@@ -37,8 +37,7 @@ from fedgsca.federation.site_evaluation import (
     predict_test_images,
     score_model,
 )
-from fedgsca.methods.base import Method, ServerState
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import Method, ServerState, compose_method
 from fedgsca.methods.parts.holdout import read_score
 from fedgsca.methods.site import weights_of
 from fedgsca.metrics import HEADLINE_ROUNDS

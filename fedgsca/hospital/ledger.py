@@ -189,7 +189,7 @@ def _parse(line: bytes) -> LedgerEntry | None:
 def describe_experiment(config: Config) -> list[tuple[str, str]]:
     """(subject, text): what somebody who agrees to an experiment should know."""
     from fedgsca.federation.filters.claims import describe_aggregation
-    from fedgsca.methods.compose import head_rounds
+    from fedgsca.methods.base import head_rounds
 
     weights = "of the last layer" if config.model.frozen else "of the whole network"
     leaving = [f"the weights {weights}", "the number of training images"]

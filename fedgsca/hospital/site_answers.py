@@ -46,7 +46,7 @@ from fedgsca.hospital.messages import (
 )
 from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.hospital.site_worker import OutdatedWorkerError
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import compose_method
 from fedgsca.methods.site_store import Store
 from fedgsca.support.files import write_atomic
 from fedgsca.support.registry import is_import_path

@@ -30,14 +30,14 @@ from fedgsca.config import (
     unflatten,
 )
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.federation.records import (
+from fedgsca.federation.run_folder import dumps
+from fedgsca.lab.records import (
     ComparisonVariant,
     PrintedNumbers,
     all_variants,
     setting_name,
     setting_value,
 )
-from fedgsca.federation.run_folder import dumps
 from fedgsca.lab.report.comparison_rows import BASELINE, CEILING
 from fedgsca.lab.report.run_facts import method_title
 from fedgsca.lab.runner import GridCell, Role, describe_changes

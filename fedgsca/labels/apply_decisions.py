@@ -16,13 +16,7 @@ import numpy as np
 from fedgsca.data.class_names import read_folder_names
 from fedgsca.data.file_list import normal_path
 from fedgsca.data.readers.folder import COLUMNS
-from fedgsca.data.relabel import (
-    LabelChange,
-    count_pairs,
-    is_log_of,
-    log_path,
-    write_log,
-)
+from fedgsca.data.relabel import LabelChange, count_pairs, is_log_of, log_path, write_log
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.labels.audit_images import content_hash

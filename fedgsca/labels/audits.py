@@ -24,12 +24,12 @@ from fedgsca.evidence import (
 )
 from fedgsca.federation.deployment import prepare_site
 from fedgsca.federation.label_evidence import (
+    EvidenceHeader,
     read_header,
     sites_with_evidence,
     write_evidence,
     write_header,
 )
-from fedgsca.federation.records import EvidenceHeader
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import Division, divide
 from fedgsca.federation.site_rows import SiteRows, write_site_rows

@@ -29,13 +29,7 @@ from fedgsca.federation.records import (
 )
 from fedgsca.labels import score
 from fedgsca.labels.audit_images import content_hash
-from fedgsca.labels.audit_table import (
-    COLUMNS,
-    VERSION,
-    Audit,
-    Suspect,
-    write_audit,
-)
+from fedgsca.labels.audit_table import COLUMNS, VERSION, Audit, Suspect, write_audit
 from fedgsca.labels.second_opinion import SecondOpinion, ask_second_opinion, unit_vectors
 from fedgsca.labels.site_data import SiteData
 from fedgsca.labels.wrong_count import CountModels, fit_models

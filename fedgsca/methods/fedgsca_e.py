@@ -40,7 +40,6 @@ from fedgsca.methods.base import (
     ServerState,
     register,
 )
-from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.selection_log import LOG_UPLOADS, Selection, log_selection
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import train
@@ -113,22 +112,6 @@ class FedGSCAE(Method):
     )
     Options = FedGSCAEOptions
     options: FedGSCAEOptions
-
-    # ---- server ----
-
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model."""
-        return start_from(weights)
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model."""
-        return broadcast_model(state, round)
-
-    def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-        """The mean of the models, weighted by n_k."""
-        return average_models(state, updates)
-
-    # ---- site ----
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Steps A to C at one site."""

@@ -173,7 +173,7 @@ def train_at_hospital(experiment: Experiment, folder: Path) -> None:
     """What a deployed site does in its state folder."""
     from fedgsca.federation.local import SiteRunner
     from fedgsca.federation.site_rows import keep_samples
-    from fedgsca.methods.compose import compose_method
+    from fedgsca.methods.base import compose_method
     from fedgsca.methods.site import weights_of
 
     rounds = experiment.config.train.rounds

@@ -15,13 +15,7 @@ from typing import Any
 import pytest
 
 from fedgsca import cli
-from fedgsca.config.schema import (
-    AggregationConfig,
-    Config,
-    DataConfig,
-    PrivacyConfig,
-    TrainConfig,
-)
+from fedgsca.config.schema import AggregationConfig, Config, DataConfig, PrivacyConfig, TrainConfig
 from fedgsca.errors import QuorumError, RunFolderError
 from fedgsca.federation import rounds as federation
 from tests.toys import outcome, toy_npz
