@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.speed import NETWORK, PICTURES, cpu_seconds_of, write_pictures
-from fedgsca.data.decode.image_files import decode, inspect_image
+from fedgsca.data.image_files import decode, inspect_image
 from fedgsca.models.build import build_frozen
 from fedgsca.models.features import FeaturePass
 from fedgsca.support.files import sha256_file

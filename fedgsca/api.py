@@ -87,8 +87,9 @@ class Run:
 
     @property
     def per_class(self) -> Mapping[str, ClassResult]:
-        """Class name -> scores in the last round."""
-        return self.result.per_class
+        """Class name -> scores in the last round, in the order of `classes`."""
+        scores = self.result.per_class
+        return {name: scores[name] for name in self.classes if name in scores} or scores
 
     @property
     def rounds(self) -> list[RoundRecord]:

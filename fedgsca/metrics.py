@@ -77,6 +77,22 @@ def per_class(matrix: np.ndarray) -> list[ClassScores]:
     return rows
 
 
+def quadratic_kappa(matrix: np.ndarray) -> float | None:
+    """Agreement of grades beyond chance: 1 is perfect, 0 is chance; an error of two grades costs 4.
+
+    `matrix` (C, C) counts images by label and prediction, both from the lowest to the highest
+    grade. None where there is only one grade.
+    """
+    places = np.arange(len(matrix))
+    costs = (places[:, None] - places) ** 2
+    total = matrix.sum()
+    if not total:
+        return None
+    chance = np.outer(matrix.sum(axis=1), matrix.sum(axis=0)) / total
+    expected_cost = float((costs * chance).sum())
+    return None if not expected_cost else 1.0 - float((costs * matrix).sum()) / expected_cost
+
+
 def auroc(score: np.ndarray, positive: np.ndarray) -> float | None:
     """Probability that a positive sample scores higher than a negative one; a tie counts half.
 

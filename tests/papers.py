@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedgsca.data.readers.kvasir_csv import CLASSES, IMAGES, OFFICIAL
+from fedgsca.data.readers.kvasir import CLASSES, IMAGES, OFFICIAL
 from fedgsca.rng import stream
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "kvasir_capsule_splits"

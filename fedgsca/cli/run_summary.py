@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedgsca.support.console import print_line
-from fedgsca.support.text import NBSP, duration, number, percent, plural, size_text
+from fedgsca.support.text import (
+    NBSP,
+    duration,
+    natural_key,
+    number,
+    percent,
+    plural,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from fedgsca.config import Config
     from fedgsca.federation.records import RunResult, Setup
     from fedgsca.lab.table import Table
 
+# sites that are listed one by one
+MAX_ROWS = 24
 # metric of a site -> heading; only those that the method reports are shown
 _COLUMNS = {
     "noisy_precision": "noisy ones wrong",
@@ -40,9 +52,13 @@ def show_run(
     )
     _show_scores(result)
     from fedgsca.federation.run_folder import read_setup
+    from fedgsca.lab.report.run_facts import grade_kappa
     from fedgsca.lab.table import print_tables
 
     setup = read_setup(out)
+    kappa = grade_kappa(setup, result.last.confusion)
+    if kappa is not None:
+        print_line(f"quadratic kappa {kappa:.2f} in the last round: the classes are grades")
     _show_previous_run(out, setup)
     print_tables([_site_table(out, setup)])
     _show_selection(out, config)
@@ -198,8 +214,10 @@ def _site_table(out: Path, setup: Setup) -> Table:
     for name in _COLUMNS:
         if any(name in site.values for site in sites.values()):
             columns.append(name)
+    if len(setup.sites) > MAX_ROWS:
+        return _noise_table(setup, shares)
     rows = []
-    for name, site in setup.sites.items():
+    for name, site in sorted(setup.sites.items(), key=lambda item: natural_key(item[0])):
         wrong_share = site.realised_noise.rate if site.realised_noise else None
         cells = [name, site.noise or "", str(site.num_samples), percent(wrong_share)]
         if shares:
@@ -212,6 +230,26 @@ def _site_table(out: Path, setup: Setup) -> Table:
     if shares:
         head.append("labels not trained on as given")
     return Table("", [*head, *(_COLUMNS[name] for name in columns)], rows, words=(1,))
+
+
+def _noise_table(setup: Setup, shares: Mapping[str, float]) -> Table:
+    """The same for many sites: one row per kind of noise; the report has all sites."""
+    from fedgsca.lab.table import Table
+
+    groups: dict[str, list[str]] = {}
+    for name, site in setup.sites.items():
+        groups.setdefault(site.noise or "", []).append(name)
+    rows = []
+    for noise, names in groups.items():
+        members = [setup.sites[name] for name in names]
+        rates = [one.realised_noise.rate or 0.0 for one in members if one.realised_noise]
+        sizes = [one.num_samples or 0 for one in members]
+        own_shares = [shares[name] for name in names if name in shares]
+        cells = [noise, str(len(names)), f"{min(sizes)} to {max(sizes)}"]
+        cells += [percent(fmean(values) if values else None) for values in (rates, own_shares)]
+        rows.append(cells)
+    head = ["noise", "sites", "images each", "labels wrong", "not trained on as given"]
+    return Table("", head, rows, note=f"{len(setup.sites)} sites; the report has one row for each")
 
 
 def _metric_text(column: str, value: float | None) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from fedgsca.data.cache import CacheEntry, Extra, cached_rows
-from fedgsca.data.decode.dicom import number_patients
-from fedgsca.data.decode.image_files import (
+from fedgsca.data.dicom import number_patients
+from fedgsca.data.file_list import WORKERS, FileList, ImageRow, is_file, measure_files, show_cases
+from fedgsca.data.image_files import (
     VERSION,
     ImageFacts,
     UnreadableImageError,
@@ -22,7 +23,6 @@ from fedgsca.data.decode.image_files import (
     inspect_image,
     white_level,
 )
-from fedgsca.data.file_list import WORKERS, FileList, ImageRow, is_file, measure_files, show_cases
 from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.table import ImageTable, check_table, fingerprint

@@ -222,6 +222,10 @@ def _by_column(table: ImageTable, rows: np.ndarray, sites: int) -> Parts:
     return {name: rows[table.site[rows] == name].astype(np.int64) for name in names}
 
 
+# sites that are named one by one; more of them are one sentence
+MAX_SITE_WARNINGS = 12
+
+
 def partition_warnings(table: ImageTable, parts: Parts) -> list[str]:
     """What is unusual about a partition: permitted, but a person should know."""
     warnings = []
@@ -235,6 +239,9 @@ def partition_warnings(table: ImageTable, parts: Parts) -> list[str]:
             warnings.append(f"{name} has images of one class only: {only_class}")
         elif missing_classes:
             warnings.append(f"{name} has no image of {', '.join(missing_classes)}")
+    if len(warnings) > MAX_SITE_WARNINGS:
+        first = f"{plural(len(warnings), 'site')} of {len(parts)} lack classes"
+        warnings = [f"{first}, such as {warnings[0]}"]
     sizes = [len(rows) for rows in parts.values()]
     if sizes and max(sizes) > 10 * min(sizes):
         warnings.append(

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedgsca.data import dicom
 from fedgsca.data.class_names import FILE as NAMES_FILE
-from fedgsca.data.decode import dicom
-from fedgsca.data.decode.image_files import is_image
 from fedgsca.data.file_list import list_files, normal_path
+from fedgsca.data.image_files import is_image
 from fedgsca.errors import DataError
 from fedgsca.support.csv_table import CsvTable, read_csv_table, read_xlsx_tables, render_csv
 from fedgsca.support.files import FileBatch

@@ -127,7 +127,7 @@ def new_list() -> WithdrawnList:
 
 def patient_of(path: Path) -> str:
     """The patient that a DICOM file names; an empty text for all other files."""
-    from fedgsca.data.decode import dicom
+    from fedgsca.data import dicom
 
     try:
         return dicom.read_patient(path) if dicom.is_dicom(path) else ""

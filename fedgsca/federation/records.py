@@ -646,6 +646,8 @@ class ComparisonCell(Record):
     # where there are validation images: F1 on the test images in the round that early stopping on
     # them would have chosen
     stopped_f1: float | None = None
+    # quadratic kappa in the last round, where classes have an order
+    kappa: float | None = None
 
     @property
     def variant(self) -> ComparisonVariant:
@@ -745,6 +747,7 @@ class Comparison(Record):
     models: tuple[str, ...] | None = None  # networks, if there are several
     # settings that vary: key -> values
     vary: Mapping[str, tuple[Any, ...]] | None = None
+    classes: tuple[str, ...] | None = None  # in the order of the data, of which JSON knows nothing
 
     @property
     def variants(self) -> list[ComparisonVariant]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedgsca.config import Config, Tree, build
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import Comparison, ComparisonCell, RoundRecord, RunResult, finite
-from fedgsca.federation.run_folder import dumps, read_rounds
+from fedgsca.federation.run_folder import dumps, read_rounds, read_setup
 from fedgsca.federation.samples import check_weights
 from fedgsca.lab import runner
 from fedgsca.lab.frames import cell_rows, make_frame
@@ -39,7 +39,7 @@ from fedgsca.lab.report.comparison_columns import (
     overview_table,
 )
 from fedgsca.lab.report.comparison_rows import ComparisonRow, compare_rows, with_differences
-from fedgsca.lab.report.run_facts import result_notes, unused_labels
+from fedgsca.lab.report.run_facts import grade_kappa, result_notes, unused_labels
 from fedgsca.lab.runner import (
     GridCell,
     GridObserver,
@@ -185,6 +185,7 @@ def run_plan(
 
     part = shard.part(requested_cells)
     failures = run_cells(part, out, observer, results, jobs=jobs, on_result=save_numbers)
+    results |= finished_cells(cells, out)  # other machines may have written to the same folder
     return ComparisonResult(out, collect(joint_plan, cells, results, out, known_cells), failures)
 
 
@@ -213,6 +214,9 @@ def collect(
         else:
             clean[str(cell.seed)] = result.f1
     data = next((results[cell.name].data for cell in finished_runs), "")
+    classes: tuple[str, ...] = ()
+    if finished_runs:
+        classes = read_setup(folder_of(finished_runs[0], out)).data.classes
     labels = [plan.label_of(row) for row in plan.methods]
     return Comparison(
         title=plan.title or f"{join_words(labels)} on {data}",
@@ -225,6 +229,7 @@ def collect(
         clean=clean or None,
         models=plan.models or None,
         vary=plan.vary or None,
+        classes=classes or None,
         reference=plan.reference or None,
         publication=plan.publication,
         notes=plan.notes,
@@ -272,6 +277,7 @@ def make_cell(config: Config, result: RunResult, folder: Path) -> ComparisonCell
         notes=result_notes(config, rounds),
         class_recall={name: entry.recall for name, entry in result.per_class.items()},
         stopped_f1=_stopped_f1(rounds),
+        kappa=grade_kappa(read_setup(folder), result.last.confusion),
     )
     statistics = result.statistics
     if statistics is None:

@@ -49,6 +49,7 @@ def compare_existing(paths: Sequence[Path], out: Path) -> tuple[Comparison, list
         seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
         cells=tuple(cells),
         ceiling={},
+        classes=read_setup(paths[0]).data.classes or None,
     )
     return comparison, _find_differences(paths)
 

@@ -96,7 +96,7 @@ class AuditImages:
 
     def original(self, row: int) -> np.ndarray:
         """(H, W, 3) uint8: the original image if its file can be read, else the network's input."""
-        from fedgsca.data.decode.image_files import UnreadableImageError, decode_full_size
+        from fedgsca.data.image_files import UnreadableImageError, decode_full_size
 
         network_input = self.array(row)
         root = self.site_data.originals

@@ -70,6 +70,11 @@ def count(value: int) -> str:
     return f"{value:,d}"
 
 
+def natural_key(text: str) -> tuple[tuple[str, int], ...]:
+    """A key that sorts names by the numbers in them: site-2 before site-10."""
+    return tuple((word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", text))
+
+
 def plural(quantity: int, noun: str, nouns: str | None = None) -> str:
     """A count with its noun: 1 site, 1,200 sites. `nouns` is an irregular plural."""
     if quantity == 1:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedgsca.hospital.flower_app import write_app
+from fedgsca.hospital.flower import write_app
+from fedgsca.hospital.ledger import Ledger
+from fedgsca.hospital.site_settings import read_settings
 from tests.contract.test_withdrawal import (
     SECRET,
     consortium_config,
@@ -35,6 +37,8 @@ def test_a_patient_leaves_between_two_rounds(tmp_path: Path) -> None:
             link.register(name)
             data = write_images(tmp_path / name)
             files[name] = link.site_file(name, data=str(data), state=str(tmp_path / "state" / name))
+            ledger = Ledger(read_settings(files[name]))
+            ledger.append("agreed", config.fingerprint(), "Dr. A", until="9999-12-31")
         nodes = {name: link.supernode(name, settings=path) for name, path in files.items()}
         process = link.run(write_app(config, out))
         wait_for_rounds(out, 3)

@@ -12,8 +12,8 @@ from PIL import Image
 from fedgsca.cli import execute
 from fedgsca.data import build_table
 from fedgsca.data.checks import check_source
-from fedgsca.data.decode.image_files import decode_with_patient
 from fedgsca.data.file_list import FileList, ImageRow
+from fedgsca.data.image_files import decode_with_patient
 from fedgsca.data.load import load, subsample
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.rng import stream

@@ -14,8 +14,7 @@ from fedgsca.config import load_config
 from fedgsca.data.checks import check_source
 from fedgsca.data.load import load
 from fedgsca.data.reader import ReaderOptions
-from fedgsca.data.readers.kvasir import list_kvasir
-from fedgsca.data.readers.kvasir_csv import CLASSES
+from fedgsca.data.readers.kvasir import CLASSES, list_kvasir
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError
 from fedgsca.federation.simulation import prepare

@@ -19,11 +19,9 @@ from pydicom.pixels.processing import apply_modality_lut, apply_windowing
 from pydicom.uid import MPEG2MPML, JPEG2000Lossless, JPEGBaseline8Bit, JPEGLosslessSV1, RLELossless
 
 from fedgsca.cli import execute
-from fedgsca.data import checks
-from fedgsca.data.decode import dicom
-from fedgsca.data.decode.dicom import number_patients, read_image
-from fedgsca.data.decode.dicom_windowing import VoiWindow
-from fedgsca.data.decode.image_files import UnreadableImageError, decode, inspect_image
+from fedgsca.data import checks, dicom
+from fedgsca.data.dicom import VoiWindow, number_patients, read_image
+from fedgsca.data.image_files import UnreadableImageError, decode, inspect_image
 from fedgsca.data.load import load
 from fedgsca.errors import DataError, MissingExtraError
 from tests.dicoms import BIRTH, NAME, dicom_folder, write_dicom

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgsca.config import Config, build, load_config
-from fedgsca.data.decode.image_files import UnreadableImageError, decode, inspect_image
+from fedgsca.data.image_files import UnreadableImageError, decode, inspect_image
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.data.readers.npz import read_npz
 from fedgsca.errors import FedgscaError, UpdateError

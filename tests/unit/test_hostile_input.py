@@ -21,9 +21,9 @@ from PIL import Image
 from rich.console import Console
 
 from fedgsca import cli
-from fedgsca.data.decode import image_files
-from fedgsca.data.decode.image_files import UnreadableImageError, decode, inspect_image
+from fedgsca.data import image_files
 from fedgsca.data.file_list import FileList, ImageRow, linked_outside
+from fedgsca.data.image_files import UnreadableImageError, decode, inspect_image
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.data.readers.npz import read_npz
 from fedgsca.errors import ConfigError, DataError
@@ -88,7 +88,7 @@ def test_a_deflated_dicom_file_is_inflated_within_limits(
     pytest.importorskip("pydicom")
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-    from fedgsca.data.decode import dicom
+    from fedgsca.data import dicom
     from tests.dicoms import write_dicom
 
     pixels = np.zeros((2000, 2000), np.uint16)
@@ -469,8 +469,9 @@ def test_a_table_as_csv_contains_no_formula() -> None:
 
 
 def test_the_list_of_copies_contains_no_formula(tmp_path: Path) -> None:
-    from fedgsca.data.duplicates import CopyFinding, ImageCopy, write_findings
+    from fedgsca.data.duplicates import CopyFinding, ImageCopy
     from fedgsca.data.load import load
+    from fedgsca.data.sheets import write_findings
 
     table = load(str(toy_npz()), image_size=12)
     finding = CopyFinding("copy", (ImageCopy("=x.png", "train", "@class", 0),))

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgsca.metrics import auroc, confusion, detection, headline, per_class, scores, stability
+from fedgsca.metrics import (
+    auroc,
+    confusion,
+    detection,
+    headline,
+    per_class,
+    quadratic_kappa,
+    scores,
+    stability,
+)
 from fedgsca.rng import stream
 
 
@@ -114,3 +123,15 @@ def test_the_light_modules_import_nothing_heavy() -> None:
         ).stdout.strip()
         == "[]"
     )
+
+
+def test_quadratic_kappa_is_scikit_learns() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    rng = stream(0, "kappa")
+    true = rng.integers(0, 5, 300)
+    predicted = np.clip(true + rng.integers(-1, 3, 300), 0, 4)
+    expected = sklearn.cohen_kappa_score(true, predicted, weights="quadratic")
+    assert quadratic_kappa(confusion(true, predicted, 5)) == pytest.approx(expected)
+    assert quadratic_kappa(np.diag([3, 4])) == 1.0
+    assert quadratic_kappa(np.array([[5, 0], [0, 0]])) is None
+    assert quadratic_kappa(np.zeros((2, 2))) is None

@@ -202,3 +202,10 @@ def test_duplicates_across_splits_and_labels() -> None:
         "duplicate images within one split: 1 image",
     ]
     assert duplicate_warnings(data) == []
+
+
+def test_many_sites_that_lack_classes_are_one_warning() -> None:
+    data = table(n=40, labels=np.arange(60) % 4)
+    parts = {f"site-{i}": np.array([i, i + 4]) for i in range(20)}
+    (text,) = partition_warnings(data, parts)
+    assert text.startswith("20 sites of 20 lack classes, such as site-0 has images of one class")

@@ -313,9 +313,7 @@ def test_all_sections_of_a_complete_run_are_there(gsca: str) -> None:
         "classes",
         "sites",
         "selection",
-        "estimates",
         "quality",
-        "transitions",
         "cost",
         "events",
         "configuration",
@@ -350,7 +348,7 @@ def test_drawings_take_their_colours_from_the_page(gsca: str) -> None:
 @pytest.mark.usefixtures("sketch")
 def test_method_without_selector_has_no_selector_sections(tmp_path: Path) -> None:
     text = page(make_run(tmp_path / "a", method="fedavg"))
-    assert not {"selection", "estimates", "quality"} & set(sections(text))
+    assert not {"selection", "quality"} & set(sections(text))
     assert "selector" not in words(text) and "warm-up" not in text
     assert "20 % were made wrong on purpose" in words(text)
 
@@ -358,7 +356,7 @@ def test_method_without_selector_has_no_selector_sections(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("sketch")
 def test_without_the_truth_nothing_is_claimed_about_it(tmp_path: Path) -> None:
     text = page(make_run(tmp_path / "a", truth=False))
-    assert not {"quality", "transitions"} & set(sections(text))
+    assert not {"quality"} & set(sections(text))
     assert "how many of the given labels are wrong is not known" in words(text)
     assert "really wrong" not in text
     assert "taken as clean" in text
@@ -391,7 +389,7 @@ def test_missing_and_damaged_files_cost_only_their_own_section(tmp_path: Path) -
         log.write('{"round": 8, "f1": 8')  # cut short by a crash
     text = page(path)
     assert "macro F1 of 80.4 %" in words(text)
-    assert not {"sites", "transitions"} & set(sections(text))
+    assert not {"sites"} & set(sections(text))
     assert "site-2: " in text[text.index('id="selection"') :] and "class 0" in text
 
 
@@ -500,7 +498,7 @@ def test_the_truth_is_claimed_only_where_it_is_known(tmp_path: Path) -> None:
 def test_selector_that_never_started(tmp_path: Path) -> None:
     text = page(make_run(tmp_path / "a", rounds=WARMUP))
     assert "The selector has not started" in words(text)
-    assert not {"estimates", "quality"} & set(sections(text))
+    assert not {"quality"} & set(sections(text))
 
 
 @pytest.mark.usefixtures("sketch")
@@ -508,7 +506,7 @@ def test_many_sites_and_classes_stay_bounded(tmp_path: Path) -> None:
     names = [f"diagnosis {i} with a long and winding description" for i in range(20)]
     text = page(make_run(tmp_path / "a", sites=40, classes=names, rounds=6))
     drawings = re.findall(
-        r"<figure>", text[text.index('id="selection"') : text.index('id="estimates"')]
+        r"<figure>", text[text.index('id="selection"') : text.index('id="quality"')]
     )
     assert len(drawings) == 12 and "12 of 40 sites" in words(text)
     assert all(f"site-{i + 1}" in words(text) for i in range(40))
@@ -651,7 +649,7 @@ def test_what_touched_a_number_is_a_footnote_of_its_row(tmp_path: Path) -> None:
 
 def test_comparison_page(tmp_path: Path) -> None:
     text = page(make_compare(tmp_path / "c"))
-    expected = ["result", "scores", "learning", "confusion", "estimates", "stability", "runs"]
+    expected = ["result", "learning", "confusion", "runs"]
     assert sections(text) == expected
     assert "78.5 ± 0.7" in text and "<strong>78.5" not in text  # nobody has won
     assert "://" not in text and "<b>grade" not in text and "Unfinished" not in text
@@ -665,7 +663,7 @@ def test_figures_are_vector_files_with_their_fonts_and_numbers(tmp_path: Path) -
     for stem in ("scores", "learning-1"):
         forms = {f"{stem}-{width}in.{form}" for width in ("3.5", "7") for form in ("pdf", "svg")}
         assert forms | {f"{stem}.csv"} <= names
-    assert {"report-scores-1.svg", "report-learning-1.svg"} <= names
+    assert "report-learning-1.svg" in names
     pdf = (folder / "figures" / "scores-3.5in.pdf").read_bytes()
     assert b"FontFile2" in pdf and b"/Type3" not in pdf
     assert b"MediaBox [ 0 0 252 " in pdf  # 3.5 inches of 72 points
@@ -712,14 +710,14 @@ def test_means_over_different_seeds_are_not_ranked(tmp_path: Path) -> None:
 
 def test_the_meaning_of_the_numbers_is_explained(tmp_path: Path) -> None:
     comparison = read_comparison(make_compare(tmp_path / "c", runs=False))
-    assert len(explain_numbers(comparison)) == 3
+    assert len(explain_numbers(comparison)) == 4
 
 
 @pytest.mark.usefixtures("sketch")
 def test_comparison_without_run_folders_keeps_its_table(tmp_path: Path) -> None:
     path = make_compare(tmp_path / "c")
     shutil.rmtree(path / "cells")
-    assert sections(page(path)) == ["result", "scores", "runs"]
+    assert sections(page(path)) == ["result", "runs"]
 
 
 @pytest.mark.usefixtures("sketch")

@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 
 from fedgsca.data.class_names import FILE as NAMES_FILE
 from fedgsca.data.class_names import FolderNames, check_class_names, read_folder_names
-from fedgsca.data.decode.image_files import SUFFIXES, is_image
 from fedgsca.data.file_list import (
     FileList,
     ImageRow,
@@ -18,6 +17,7 @@ from fedgsca.data.file_list import (
     normal_path,
     show_cases,
 )
+from fedgsca.data.image_files import SUFFIXES, is_image
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.table_import import column_of
 from fedgsca.data.withdrawn import is_withdrawn, read_withdrawn

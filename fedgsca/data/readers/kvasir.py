@@ -11,7 +11,9 @@ Draws do not depend on the experiment's seed: all seeds share one test set.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,31 +21,55 @@ import numpy as np
 from fedgsca.data.file_list import FileList, FolderCount, ImageRow, show_cases
 from fedgsca.data.partition import three_way
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
-from fedgsca.data.readers.kvasir_csv import (
-    CAP,
-    CLASSES,
-    CLIENTS,
-    IMAGES,
-    OFFICIAL,
-    ClassFolders,
-    class_of,
-    has_fedgp,
-    list_fedgp,
-    list_official,
-    video_of,
-)
 from fedgsca.data.readers.published import (
     check_root,
     drop_missing,
     find_lists_folder,
     list_folders,
     list_image_names,
+    suggestion_note,
 )
 from fedgsca.data.table import SPLITS
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
-from fedgsca.support.text import plural, suggest
+from fedgsca.support.csv_table import CsvTable, read_csv_table
+from fedgsca.support.text import fold_name, plural, suggest
 
+CAP = 3000  # FedGP uses at most this many images of a class; the two largest have more
+# Images published per class. The first ten, in this order, are FedGP's classes, the first eleven
+# those of the official splits.
+IMAGES = {
+    "Normal clean mucosa": 34338,
+    "Ileocecal valve": 4189,
+    "Reduced mucosal view": 2906,
+    "Pylorus": 1529,
+    "Ulcer": 854,
+    "Angiectasia": 866,
+    "Foreign body": 776,
+    "Lymphangiectasia": 592,
+    "Erosion": 506,
+    "Blood - fresh": 446,
+    "Erythema": 159,
+    "Polyp": 55,
+    "Blood - hematin": 12,
+    "Ampulla of vater": 10,
+}
+CLASSES = tuple(IMAGES)[:10]
+OFFICIAL = tuple(IMAGES)[:11]
+# Other spellings: those of the official splits and of the paper.
+SPELLINGS = {
+    "Normal": "Normal clean mucosa",
+    "Mucosal atrophy": "Reduced mucosal view",
+    "Foreign bodies": "Foreign body",
+    "Erythematous": "Erythema",
+    "Blood": "Blood - fresh",
+}
+_CLASS_BY_SPELLING = {fold_name(name): name for name in IMAGES} | {
+    fold_name(spelling): name for spelling, name in SPELLINGS.items()
+}
+CLIENTS = {"A": 2536, "B": 2536, "C": 2532, "D": 2529}
+_VAL = (300, 300, 290, 153, 85, 87, 78, 59, 51, 45)
+_TEST = (600, 600, 581, 306, 171, 173, 155, 118, 101, 89)
 _CONTENT = "the class folders (Normal clean mucosa, Pylorus, Ulcer, ...)"
 
 
@@ -184,6 +210,238 @@ def _deal(labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
     sites = np.full(len(labels), "", dtype="<U1")
     sites[train] = np.array(list(CLIENTS))[np.arange(len(train)) % len(CLIENTS)]
     return sites
+
+
+# ---- classes, and the lists of others: FedGP's csv files, the authors' two folds ----
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """The class folders under the names they have in this copy, and the images in them."""
+
+    folder: Mapping[str, str]  # class -> folder
+    images: Mapping[str, list[str]]  # folder -> file names
+
+    def path(self, label: str, name: str) -> str:
+        """The path of an image below the root."""
+        return f"{self.folder[label]}/{name}"
+
+
+def class_of(name: str) -> str:
+    """The published name of a class in any spelling; an empty text if there is no such class."""
+    return _CLASS_BY_SPELLING.get(fold_name(name), "")
+
+
+def video_of(name: str) -> str:
+    """The video of an image called `<video>_<frame>.jpg`."""
+    return name.rpartition("_")[0] or name
+
+
+def add_published_counts(file_list: FileList) -> None:
+    """Add the counts of FedGP's split to the list."""
+    total = [min(CAP, IMAGES[name]) for name in CLASSES]
+    train = [n - v - t for n, v, t in zip(total, _VAL, _TEST, strict=True)]
+    for split, numbers in (("train", train), ("val", _VAL), ("test", _TEST)):
+        counts = dict(zip(CLASSES, numbers, strict=True))
+        file_list.published_counts[split] = counts | {"all": sum(numbers)}
+
+
+_FOLDS = ("split_0.csv", "split_1.csv")
+
+
+def has_fedgp(folder: Path) -> bool:
+    """Whether some of FedGP's csv files are in this folder."""
+    if any(folder.glob("*train-4clients-*-shuffle*.csv")):
+        return True
+    return (folder / "test-shuffle.csv").is_file()
+
+
+def list_fedgp(file_list: FileList, folders: ClassFolders, places: list[Path], label: str) -> None:
+    """Clients A to D, validation and test; `label` is "clean" or the name of a noisy set."""
+    folder = find_lists_folder(places, has_fedgp)
+    if folder is None:
+        raise DataError(
+            "data.lists-not-found",
+            "FedGP's csv files (train-4clients-A-shuffle.csv, ...) are not in "
+            f"{' or '.join(map(str, places))}",
+            fix="use --set data.splits=FOLDER with the folder that contains them, or "
+            "--set data.split=frame to draw the same protocol",
+        )
+    parts = _fedgp_files(label)
+    missing_files = [name for name in parts if not (folder / name).is_file()]
+    if missing_files:
+        noisy_sets = "" if label == "clean" else f"; noisy sets there: {_noisy_sets(folder)}"
+        file_list.add_problem(
+            DataError(
+                "data.lists-not-found",
+                f"{file_list.root}: {plural(len(missing_files), 'csv file')} not found in {folder}:"
+                f" {show_cases(missing_files)}",
+                fix=f"copy them from FedGP{noisy_sets}",
+            )
+        )
+        return
+    for name, (split, site) in parts.items():
+        file_list.rows += _read_fedgp_csv(file_list, folders, folder / name, split, site)
+    file_list.check_duplicates()
+    add_published_counts(file_list)
+    file_list.published_sites = dict(CLIENTS)
+    file_list.notes.append(
+        "split fedgp: FedGP's csv files, by frame. Frames of one video are in both training and "
+        "test; data.split=video keeps them apart"
+    )
+    file_list.columns += ("site",)
+    if label != "clean":
+        file_list.columns += ("given",)
+        file_list.notes.append(
+            f"training labels: FedGP's noisy set {label}; its clean labels are the truth"
+        )
+
+
+def _fedgp_files(label: str) -> dict[str, tuple[str, str]]:
+    """File name -> (split, client)."""
+    parts = {}
+    for site in CLIENTS:
+        name = f"train-4clients-{site}-shuffle.csv"
+        if label != "clean":
+            name = f"noisy-train-4clients-{site}-shuffle-{label}.csv"
+        parts[name] = ("train", site)
+    parts["valid-shuffle.csv"] = ("val", "")
+    parts["test-shuffle.csv"] = ("test", "")
+    return parts
+
+
+def _noisy_sets(folder: Path) -> str:
+    names = set()
+    for path in folder.glob("noisy-*.csv"):
+        match = re.search(r"shuffle-(.+)\.csv$", path.name)
+        if match:
+            names.add(match[1])
+    return ", ".join(sorted(names)) or "none"
+
+
+def _read_fedgp_csv(
+    file_list: FileList, folders: ClassFolders, path: Path, split: str, site: str
+) -> list[ImageRow]:
+    """Rows of one csv: imgname,category,clean_label[,noisy_label,...].
+
+    imgname is `<label>_<video>_<frame>.jpg`.
+    """
+    table = read_csv_table(path)
+    file_list.source_files.append(path)
+    given_column = "noisylabel" if path.name.startswith("noisy") else "cleanlabel"
+    _check_fedgp_columns(table, path, given_column)
+    rows = []
+    unknown_classes = []
+    contradictions = []
+    for line, cells in table.rows:
+        label = class_of(cells["category"])
+        number, _, name = cells["imgname"].partition("_")
+        given = cells[given_column]
+        if label not in CLASSES:
+            note = suggestion_note(cells["category"], CLASSES)
+            unknown_classes.append(f"{cells['category']!r} in line {line}{note}")
+            continue
+        is_consistent = number == cells["cleanlabel"] == str(CLASSES.index(label))
+        if not is_consistent or not given.isdecimal() or int(given) >= len(CLASSES):
+            contradictions.append(f"line {line}")
+        elif label in folders.folder:
+            file = folders.path(label, name)
+            rows.append(ImageRow(file, label, video_of(name), split, site, CLASSES[int(given)]))
+    _report_unknown_classes(file_list, path.name, unknown_classes, CLASSES)
+    if contradictions:
+        file_list.add_problem(
+            DataError(
+                "data.inconsistent-list",
+                f"{file_list.root}: {plural(len(contradictions), 'line')} of {path.name} with a "
+                f"file name, class and number that disagree: {show_cases(contradictions)}",
+                fix="copy the file from FedGP again",
+            )
+        )
+    return rows
+
+
+def _check_fedgp_columns(table: CsvTable, path: Path, given_column: str) -> None:
+    columns = {"imgname": "imgname", "category": "category", "cleanlabel": "clean_label"}
+    if given_column == "noisylabel":
+        columns["noisylabel"] = "noisy_label"
+    missing_columns = [name for column, name in columns.items() if column not in table.columns]
+    if missing_columns:
+        raise DataError(
+            "data.missing-column",
+            f"{path} must have the column {missing_columns[0]}, but it has: "
+            f"{', '.join(table.header)}",
+            fix="copy the file from FedGP again",
+        )
+
+
+def _report_unknown_classes(
+    file_list: FileList, list_name: str, cases: list[str], classes: tuple[str, ...]
+) -> None:
+    if cases:
+        file_list.add_problem(
+            DataError(
+                "data.unknown-class",
+                f"{file_list.root}: {plural(len(cases), 'unknown class', 'unknown classes')} in "
+                f"{list_name}: {show_cases(cases)}",
+                fix=f"use only the classes {', '.join(classes)}",
+            )
+        )
+
+
+# ---- the authors' two folds ----
+
+
+def list_official(
+    file_list: FileList, folders: ClassFolders, places: list[Path], train_fold: int
+) -> None:
+    """Trained on one fold and tested on the other."""
+    folder = find_lists_folder(places, _has_folds)
+    if folder is None:
+        raise DataError(
+            "data.lists-not-found",
+            f"split_0.csv and split_1.csv are not in {' or '.join(map(str, places))}",
+            fix="copy both from the authors' repository, or use --set data.splits=FOLDER with the "
+            "folder that contains them",
+        )
+    file_list.classes = OFFICIAL
+    for fold, name in enumerate(_FOLDS):
+        split = "train" if fold == train_fold else "test"
+        file_list.rows += _read_fold(file_list, folders, folder / name, split)
+    file_list.notes.append(
+        f"split official-{train_fold}: trained on {_FOLDS[train_fold]}, "
+        f"tested on {_FOLDS[1 - train_fold]}"
+    )
+
+
+def _has_folds(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _FOLDS)
+
+
+def _read_fold(
+    file_list: FileList, folders: ClassFolders, path: Path, split: str
+) -> list[ImageRow]:
+    """Rows of one csv: filename,label."""
+    table = read_csv_table(path)
+    file_list.source_files.append(path)
+    if not {"filename", "label"} <= set(table.columns):
+        raise DataError(
+            "data.missing-column",
+            f"{path} must have the columns filename and label, but it has: "
+            f"{', '.join(table.header)}",
+            fix="copy the file from the authors' repository again",
+        )
+    rows = []
+    unknown_classes: dict[str, None] = {}  # a set in the order of the file
+    for _, cells in table.rows:
+        label = class_of(cells["label"])
+        if label not in OFFICIAL:
+            note = suggestion_note(cells["label"], SPELLINGS)
+            unknown_classes[f"{cells['label']!r}{note}"] = None
+        elif label in folders.folder:
+            name = cells["filename"]
+            rows.append(ImageRow(folders.path(label, name), label, video_of(name), split))
+    _report_unknown_classes(file_list, path.name, list(unknown_classes), OFFICIAL)
+    return rows
 
 
 READERS.register(

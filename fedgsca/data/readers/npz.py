@@ -18,8 +18,8 @@ from typing import IO, Any
 import numpy as np
 
 from fedgsca.data.cache import Extra, cached_rows
-from fedgsca.data.decode.image_files import UnreadableImageError, check_shape, fit
 from fedgsca.data.file_list import check_class_count, measure_files
+from fedgsca.data.image_files import UnreadableImageError, check_shape, fit
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.readers.features_npz import check_marks
 from fedgsca.data.table import SPLITS, ImageTable, check_table, fingerprint

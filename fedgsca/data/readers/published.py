@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedgsca.data.decode.image_files import SUFFIXES
 from fedgsca.data.file_list import FileList, ImageRow, show_cases
+from fedgsca.data.image_files import SUFFIXES
 from fedgsca.errors import DataError
 from fedgsca.support.csv_table import CsvTable, read_xlsx_tables
 from fedgsca.support.text import fold_name, suggest

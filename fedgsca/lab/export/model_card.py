@@ -9,11 +9,11 @@ import numpy as np
 
 from fedgsca.config import flatten
 from fedgsca.federation.changed_samples import SampleChange, read_changes
-from fedgsca.federation.records import GroupStatistics, SiteRecord
+from fedgsca.federation.records import SiteRecord
 from fedgsca.lab.export.model_json import ExportCheck, ModelDescription
 from fedgsca.lab.export.temperature import GIVEN_LABELS_CAUTION, TemperatureFit, describe_fit
 from fedgsca.lab.export.trained_model import TrainedModel
-from fedgsca.lab.report.number_text import count_text, interval_text, percent_text, score_number
+from fedgsca.lab.report.number_text import count_text, percent_text, score_number
 from fedgsca.lab.report.run_facts import (
     headline_scores,
     knows_truth,
@@ -23,6 +23,14 @@ from fedgsca.lab.report.run_facts import (
     unused_shares,
 )
 from fedgsca.lab.report.run_reader import LoadedRun, read_run
+from fedgsca.lab.report.run_sections.scores import (
+    class_table,
+    describe_statistics,
+    group_sentences,
+    score_table,
+    site_score_table,
+)
+from fedgsca.lab.table import to_markdown
 from fedgsca.metrics import HEADLINE_ROUNDS, per_class
 from fedgsca.support.markdown import escape_text, markdown_table
 from fedgsca.support.text import one_line, plural
@@ -324,53 +332,18 @@ def results_section(run: LoadedRun, rounds: int) -> list[str]:
 
 
 def _statistics_lines(run: LoadedRun, rounds: int) -> list[str]:
-    """Intervals, ranking and calibration; only of the model of a finished run."""
+    """Intervals and ranking, as in the report; only of the model of a finished run."""
     statistics = None if run.result is None else run.result.statistics
     if statistics is None or statistics.round + 1 != rounds:
         return []
-    lines = ["### Confidence intervals", ""]
-    if statistics.draws:
-        drawn_units = f"{statistics.units} {statistics.unit}s"
-        lines += [
-            f"In brackets: 95 % intervals by a bootstrap over {drawn_units} of the test set, in "
-            "percent. They do not contain the variation between trainings.",
-            "",
-        ]
-    rows = [
-        ["macro F1", interval_text(statistics.f1)],
-        ["macro recall", interval_text(statistics.recall)],
-        ["macro precision", interval_text(statistics.precision)],
-        ["accuracy", interval_text(statistics.accuracy)],
-    ]
-    if statistics.auroc is not None:
-        rows.append(["AUROC, one class versus the others, mean", interval_text(statistics.auroc)])
-        rows.append(["average precision, mean", interval_text(statistics.average_precision)])
-    lines += markdown_table(["Measure", "Score"], rows)
-    class_rows = []
-    for name, entry in statistics.per_class.items():
-        intervals = [entry.f1, entry.auroc, entry.average_precision]
-        class_rows.append([name, *(interval_text(interval) for interval in intervals)])
-    lines += markdown_table(["Class", "F1", "AUROC", "Average precision"], class_rows)
+    tables = [score_table(statistics), class_table(statistics, run.classes)]
     if statistics.per_site:
-        site_rows = []
-        for name, site in statistics.per_site.items():
-            scores = [interval_text(site.f1), interval_text(site.accuracy)]
-            site_rows.append([name, *scores, count_text(site.images)])
-        lines += markdown_table(["Site", "Macro F1", "Accuracy", "Test images"], site_rows)
+        tables.append(site_score_table(statistics))
+    lines = ["### Confidence intervals", "", describe_statistics(statistics), ""]
+    lines.append(to_markdown(tables))
     if statistics.groups is not None:
-        lines += [_describe_groups(statistics.groups), ""]
+        lines += [*group_sentences(statistics.groups), ""]
     return lines
-
-
-def _describe_groups(groups: GroupStatistics) -> str:
-    text = (
-        f"Averaged over {groups.groups} {groups.word}s, {score_number(groups.mean_accuracy)} % of "
-        f"the images are recognised; for one {groups.word} in ten at most "
-        f"{score_number(groups.worst_tenth)} %."
-    )
-    if groups.f1 is not None:
-        text += f" Macro F1 with one prediction per {groups.word}: {score_number(groups.f1)}."
-    return text
 
 
 def calibration_section(run: LoadedRun, rounds: int, fit: TemperatureFit | None) -> list[str]:

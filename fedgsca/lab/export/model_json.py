@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedgsca.config import ModelConfig
-from fedgsca.data.decode.image_files import VERSION
+from fedgsca.data.image_files import VERSION
 from fedgsca.errors import RunFolderError
 from fedgsca.lab.export.temperature import TemperatureFit
 from fedgsca.lab.export.trained_model import TrainedModel

@@ -19,8 +19,8 @@ from typing import IO
 
 import numpy as np
 
-from fedgsca.data.decode.image_files import UnreadableImageError, decode, is_image
 from fedgsca.data.file_list import WORKERS, list_files
+from fedgsca.data.image_files import UnreadableImageError, decode, is_image
 from fedgsca.data.readers.features_npz import read_features
 from fedgsca.data.readers.folder import list_folder
 from fedgsca.errors import DataError, RunFolderError

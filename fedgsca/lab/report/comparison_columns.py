@@ -156,6 +156,7 @@ COLUMNS: tuple[ComparisonColumn, ...] = (
     _printed("precision", "Printed precision"),
     _score("best_f1", "Best round's F1"),
     _score("stopped_f1", "F1 with early stopping", is_brief=True),
+    _number("kappa", "Quadratic kappa", lambda value: f"{value:.2f}", is_brief=True),
     ComparisonColumn("Recovery", _recovery_cell, is_brief=True),
     ComparisonColumn("Difference (95 %)", _difference_cell, is_brief=True),
     _score("expected_f1", "Expected F1", is_brief=True),
@@ -248,7 +249,8 @@ def _table_notes(
     references = [row.difference.reference for row in rows if row.difference is not None]
     if references:
         label = next((row.label for row in rows if row.method == references[0]), references[0])
-        is_single = all(row.difference is None or row.difference.seeds == 1 for row in rows)
+        differences = [row.difference for row in rows if row.difference is not None]
+        is_single = all(item.seeds == 1 and item.low is not None for item in differences)
         suffix = "; one seed: the intervals are over test images only" if is_single else ""
         notes.append(f"Difference: to {label}{suffix}.")
     rho = rank_agreement(rows)
@@ -292,7 +294,8 @@ def class_tables(comparison: Comparison) -> list[Table]:
     tables = []
     for condition in dict.fromkeys(row.noise for row in rows):
         members = [row for row in rows if row.noise == condition]
-        names = list(members[0].class_recall)
+        names = [name for name in comparison.classes or () if name in members[0].class_recall]
+        names = names or list(members[0].class_recall)
         lines: list[Row] = []
         for row in members:
             cells = [number(row.class_recall.get(name)) for name in names]
@@ -316,10 +319,9 @@ def explain_numbers(comparison: Comparison) -> list[str]:
             " and test images, corrected for their number)."
         )
     if any(row.is_reference for row in rows):
-        sentences.append(
-            "The ceiling is FedAvg without the wrong labels. Recovery is (F1 - FedAvg) / (ceiling -"
-            " FedAvg) of the printed means."
-        )
+        sentences.append("The ceiling is FedAvg without the wrong labels.")
+    if any(row.recovery is not None for row in rows):
+        sentences.append("Recovery is (F1 - FedAvg) / (ceiling - FedAvg) of the printed means.")
     scores = [score for score in (comparison.clean or {}).values() if score == score]
     if scores:
         sentences.append(f"Without noise FedAvg reaches {mean_std(scores).text()}.")

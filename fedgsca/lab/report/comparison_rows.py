@@ -40,6 +40,7 @@ MEASURES = (
     "ece",
     "expected_f1",
     "stopped_f1",
+    "kappa",
     "unused_labels",
     "stability",
 )

@@ -34,8 +34,6 @@ class PlotImage:
     # the message of the drawing, for people who cannot see it
     alt: str
     caption: str = ""
-    # the same drawing for a phone, where a wide one would be too small to read
-    narrow: str = ""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def comparison_figures(comparison: LoadedComparison) -> list[PrintFigure]:
     for i, noise in enumerate(comparison.noises, 1):
         curves = {}
         for method in comparison.labels:
-            method_curves = collect_curves(comparison.find_runs(method, noise), "f1")
+            method_curves = collect_curves(comparison.find_runs(method, noise))
             if len(method_curves) > 1:
                 curves[method] = method_curves
         if curves:

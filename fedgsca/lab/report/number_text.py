@@ -25,15 +25,6 @@ def bounds_text(interval: ScoreInterval | None) -> str:
     return f"{interval.low:.1f}{NBSP}to{NBSP}{interval.high:.1f}"
 
 
-def interval_text(interval: ScoreInterval | None) -> str:
-    """A score with its interval: 84.2 (80.1 to 88.0); a dash if there is no score."""
-    if interval is None or finite(interval.value) is None:
-        return DASH
-    if interval.low is None:
-        return score_number(interval.value)
-    return f"{score_number(interval.value)} ({bounds_text(interval)})"
-
-
 def ratio_text(value: float | None) -> str:
     """A ratio: 0.71; a dash if there is none."""
     return number(finite(value), 2)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import wraps
 from io import StringIO
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
-from xml.etree import ElementTree
 from zlib import crc32
 
 from fedgsca.lab.table import LegendEntry
@@ -170,7 +169,6 @@ STYLE = {
     "axes.facecolor": "none",
 }
 _TICK_STEPS = (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000)
-_LOG_SCALE_FROM = 30  # ratio of the largest to the smallest value
 
 
 @dataclass(frozen=True)
@@ -279,32 +277,6 @@ def _annotate_edge(axes: Axes, height: float, offset: int, text: str, **style: s
     )
 
 
-def scale_value_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Make y logarithmic if the values span a factor of 30 or more; otherwise it begins at zero."""
-    positive = [value for value in values if value > 0]
-    if positive and max(values) / min(positive) > _LOG_SCALE_FROM:
-        axes.set_yscale("log")
-        axes.minorticks_off()
-        axes.yaxis.set_major_formatter(lambda value, _: _power_text(value))
-    else:
-        axes.set_ylim(bottom=0)
-
-
-def _power_text(value: float) -> str:
-    if value >= 0.01:
-        return f"{value:g}"
-    return f"{value:.0e}".replace("e-0", "e−")
-
-
-# parts of matplotlib's SVG that a page does not need
-_SUPERFLUOUS_TAGS = ("metadata", "style")
-_COORDINATES = ("d", "x", "y", "transform")
-_TOKEN_OF_COLOUR = {colour: token for token, colour in TOKENS.items()}
-_HEX_COLOUR = re.compile("#[0-9a-f]{6}")
-_DECIMALS = re.compile(r"(\.\d)\d+")
-_REFERENCE = re.compile(r"url\(#([^)]+)\)")
-
-
 def figure_svg(figure: Figure, name: str) -> str:
     """The figure as an <svg> element: no header, no fixed size, no address of another file.
 
@@ -334,92 +306,40 @@ def standalone_svg(drawing: str) -> str:
 
 
 def _simplify(drawing: str) -> str:
-    root = ElementTree.fromstring(drawing)
-    for element in root.iter():
-        _remove_namespaces(element)
-    for element in root.iter():
-        _remove_superfluous_children(element)
-        _remove_indentation(element)
-    references = _find_references(root)
-    for element in root.iter():
-        _simplify_attributes(element, references)
-    _set_head(root)
-    return ElementTree.tostring(root, encoding="unicode")
+    """matplotlib's file without its head, names of programs, typeface and superfluous digits.
 
-
-def _remove_namespaces(element: ElementTree.Element) -> None:
-    """Plain names: within a page of HTML, SVG needs no namespace."""
-    element.tag = _local_name(element.tag)
-    element.attrib = {_local_name(name): value for name, value in element.attrib.items()}
-
-
-def _local_name(name: str) -> str:
-    return name.rpartition("}")[2]
-
-
-def _remove_superfluous_children(element: ElementTree.Element) -> None:
-    for child in list(element):
-        if child.tag in _SUPERFLUOUS_TAGS or _is_invisible(child):
-            element.remove(child)
-
-
-def _is_invisible(element: ElementTree.Element) -> bool:
-    """The backgrounds of the figure and of its axes, which have neither a fill nor a stroke."""
-    return element.tag == "path" and element.attrib.get("style") == "fill: none"
-
-
-def _remove_indentation(element: ElementTree.Element) -> None:
-    """Line breaks between elements; the text of an element stays."""
-    if element.text is not None and not element.text.strip():
-        element.text = None
-    element.tail = None
-
-
-def _find_references(root: ElementTree.Element) -> set[str]:
-    """The ids to which an element of the drawing refers."""
-    references = set()
-    for element in root.iter():
-        for name, value in element.attrib.items():
-            if name == "href":
-                references.add(value.removeprefix("#"))
-            references.update(_REFERENCE.findall(value))
-    return references
-
-
-def _simplify_attributes(element: ElementTree.Element, references: set[str]) -> None:
-    if element.attrib.get("id") not in references:
-        element.attrib.pop("id", None)
-    for name, value in element.attrib.items():
-        if name in _COORDINATES:
-            element.attrib[name] = " ".join(_DECIMALS.sub(r"\1", value).split())
-        elif name == "style":
-            element.attrib[name] = _simplify_style(value)
-
-
-def _simplify_style(style: str) -> str:
-    """Tokens instead of colours, and the typeface of the page.
-
-    DejaVu, which matplotlib used for measuring the text, is wider than almost all other typefaces,
-    so that nothing overflows.
+    DejaVu, which it used for measuring the text, is wider than almost all other typefaces, so that
+    nothing overflows in that of the page.
     """
-    declarations = []
-    for declaration in style.split(";"):
-        if declaration.strip() and not declaration.strip().startswith("font-family:"):
-            declarations.append(_HEX_COLOUR.sub(_to_token, declaration.strip()))
-    return "; ".join(declarations)
+    drawing = drawing[drawing.index("<svg") :]
+    for pattern, text in _REPLACEMENTS:
+        drawing = pattern.sub(text, drawing)
+    drawing = _PLACES.sub(lambda match: _DIGITS.sub(r"\1", match.group()), drawing)
+    ids = {*re.findall(r"#([\w.-]+)[)\"]", drawing)}
+    drawing = re.sub(
+        r' id="([^"]*)"', lambda match: match.group() if match.group(1) in ids else "", drawing
+    )
+    for token, colour in TOKENS.items():
+        drawing = drawing.replace(colour, f"var(--{token})")
+    view_box = re.search(r'viewBox="([^"]*)"', drawing)
+    assert view_box is not None  # every figure has one
+    width = float(view_box.group(1).split()[2])
+    style = f"max-width:{1.2 * width:.0f}px"
+    head = f'<svg viewBox="{view_box.group(1)}" style="{style}" aria-hidden="true">'
+    return head + drawing[drawing.index(">") + 1 :]
 
 
-def _to_token(match: re.Match[str]) -> str:
-    token = _TOKEN_OF_COLOUR.get(match.group())
-    return match.group() if token is None else f"var(--{token})"
-
-
-def _set_head(root: ElementTree.Element) -> None:
-    """The size in units, from which the browser takes the proportions, and a maximal width."""
-    view_box = root.attrib["viewBox"]
-    width = float(view_box.split()[2])
-    root.attrib = {
-        "viewBox": view_box,
-        "style": f"max-width:{1.2 * width:.0f}px",
-        "aria-hidden": "true",
-    }
+_PLACES = re.compile(r' (d|x|y|transform)="[^"]*"')
+_DIGITS = re.compile(r"(\.\d)\d+")
+_REPLACEMENTS = tuple(
+    (re.compile(pattern, re.DOTALL), text)
+    for pattern, text in (
+        (r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", ""),
+        (r'<path [^>]*style="fill: none"\s*/>', ""),  # backgrounds
+        (r"font: ([\d.]+px) [^;\"]*", r"font-size: \1"),
+        (r"font-family: [^;\"]*;?", ""),
+        (r"xlink:href", "href"),
+        (r">\s+<", "><"),
+        (r"\s+", " "),
+    )
+)

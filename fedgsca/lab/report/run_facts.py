@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedgsca.config import SITES_SOURCE, Config
-from fedgsca.federation.records import RoundRecord, SiteRecord, finite
+from fedgsca.federation.records import RoundRecord, Setup, SiteRecord, finite
 from fedgsca.lab.report.run_reader import LoadedRun
 from fedgsca.methods.base import load_methods
-from fedgsca.metrics import HEADLINE_ROUNDS
+from fedgsca.metrics import HEADLINE_ROUNDS, quadratic_kappa
 from fedgsca.noise import read_site_noise
 from fedgsca.support.text import NBSP, join_words, plural
 
@@ -90,6 +92,15 @@ def headline_scores(run: LoadedRun) -> HeadlineScores:
         recall = _first_number(run.result.recall, recall)
         precision = _first_number(run.result.precision, precision)
     return HeadlineScores(f1, recall, precision, len(records) or HEADLINE_ROUNDS)
+
+
+def grade_kappa(setup: Setup, confusion: Sequence[Sequence[int]]) -> float | None:
+    """Quadratic kappa over the images of ordered classes; None where classes have no order."""
+    classes = setup.data.classes
+    places = [classes.index(name) for name in setup.data.order or () if name in classes]
+    if len(places) < 2 or not confusion:
+        return None
+    return quadratic_kappa(np.array(confusion)[np.ix_(places, places)])
 
 
 def best_round(run: LoadedRun) -> RoundRecord | None:

@@ -29,6 +29,7 @@ from fedgsca.federation.records import (
     finite,
 )
 from fedgsca.federation.run_folder import read_rounds, read_timing
+from fedgsca.support.text import natural_key
 
 
 @dataclass(frozen=True)
@@ -180,12 +181,11 @@ class LoadedRun:
 
     @property
     def sites(self) -> list[str]:
-        """All sites in the order of the setup, then those that only the log contains."""
-        names = list(self.setup.sites)
-        logged_names: set[str] = set()
+        """All sites of the setup and of the log, by the numbers in their names."""
+        names = set(self.setup.sites)
         for record in self.metrics:
-            logged_names.update(record.sites)
-        return list(dict.fromkeys([*names, *sorted(logged_names)]))
+            names.update(record.sites)
+        return sorted(names, key=natural_key)
 
     @property
     def classes(self) -> list[str]:

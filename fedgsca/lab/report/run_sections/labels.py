@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from fedgsca.federation.records import ClassResult, LabelPair, LabelsInUse, PreviousRun, finite
 from fedgsca.lab.report.elements import (
-    MAX_ROWS_AT_ONCE,
     BulletList,
     Collapsible,
     HeatMatrix,
@@ -15,7 +14,6 @@ from fedgsca.lab.report.elements import (
     PageElement,
     PageSection,
     fold_long_table,
-    matrix_width,
     row_shares,
     run_section,
 )
@@ -31,7 +29,6 @@ from fedgsca.lab.report.run_facts import (
 from fedgsca.lab.report.run_reader import LoadedRun
 from fedgsca.lab.statistic import describe
 from fedgsca.lab.table import Cell, Table
-from fedgsca.noise import NO_CLASS_NAME
 from fedgsca.support.text import join_words, plural, signed
 
 _MAX_DIFFERENCES = 12
@@ -161,18 +158,26 @@ def site_section(run: LoadedRun) -> PageSection | None:
 
 def _site_table(run: LoadedRun) -> Table | Collapsible:
     shares = unused_shares(run.metrics, run.settings.noise_level)
+    estimates = {name: site.number("delta") for name, site in run.last_selection.items()}
     has_truth = knows_truth(run, run.setup.sites)
     head = ["Site", "Images"]
     if has_truth:
         head += ["Noise added", "Labels wrong"]
+    if estimates:
+        head.append("Estimated wrong (δ)")
     if shares:
         head.append("Labels not trained on as given")
     rows: list[list[str | Cell]] = []
-    for name, site in run.setup.sites.items():
+    for name in run.sites:
+        if name not in run.setup.sites:
+            continue
+        site = run.setup.sites[name]
         row: list[str | Cell] = [name, count_text(site.num_samples)]
         if has_truth:
             row.append(noise_title(site_noise(run, name)))
             row.append(percent_text(run.noise_rate(name), 1))
+        if estimates:
+            row.append(percent_text(estimates.get(name), 1))
         if shares:
             row.append(percent_text(shares.get(name), 1))
         rows.append(row)
@@ -243,48 +248,3 @@ def _section(
 
 def _be(number: int) -> str:
     return "was" if number == 1 else "were"
-
-
-# matrices on the open page, if two of them fit side by side; the others are folded
-_OPEN_MATRICES = 4
-# classes of a matrix that fits beside another one
-_SMALL_MATRIX = 8
-
-
-@run_section(position=100)
-def noise_matrix_section(run: LoadedRun) -> PageSection | None:
-    """For simulations with noise."""
-    matrices = _matrices(run)
-    if not matrices:
-        return None
-    num_open = _OPEN_MATRICES if len(run.classes) <= _SMALL_MATRIX else 1
-    width = matrix_width(len(run.classes))
-    blocks: list[PageElement] = [MatrixGroup(matrices[:num_open], width)]
-    further = matrices[num_open:MAX_ROWS_AT_ONCE]
-    if further:
-        summary = f"{len(further)} more of {plural(len(matrices), 'noisy site')}"
-        blocks.append(Collapsible(summary, [MatrixGroup(further, width)]))
-    intro = (
-        "What the noise did to the labels of every noisy site: rows are the true classes, columns "
-        "the given labels."
-    )
-    return PageSection("transitions", "The noise that was added", intro, blocks)
-
-
-def _matrices(run: LoadedRun) -> list[HeatMatrix]:
-    matrices = []
-    for site in run.sites:
-        noise = run.realised_noise(site)
-        if noise is None or not noise.rate:
-            continue
-        num_foreign = len(noise.counts) - len(run.classes)  # rows for images of no class
-        if num_foreign not in (0, 1):
-            continue
-        title = noise_title(site_noise(run, site))
-        caption = f"{site}: {title}, {percent_text(noise.rate, 1)} wrong"
-        names = (*run.classes, *[NO_CLASS_NAME] * num_foreign)
-        shares = [row_shares(row) for row in noise.counts]
-        matrices.append(
-            HeatMatrix(caption, names, tuple(run.classes), shares, noise.counts, "true ↓ given →")
-        )
-    return matrices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ from fedgsca.lab.report.plots import (
 from fedgsca.lab.report.run_facts import (
     all_event_rounds,
     event_rounds,
+    grade_kappa,
     method_events,
     rejection_rounds,
     wrong_share,
@@ -89,8 +91,7 @@ def learning_section(run: LoadedRun) -> PageSection | None:
             " The expected F1 uses no true label: it is what the evidence about held-out training "
             "images says. Its course and its differences count more than its level."
         )
-    narrow = draw_learning_curve(run, wide=False)
-    picture = PlotImage(draw_learning_curve(run), alt, narrow=narrow)
+    picture = PlotImage(draw_learning_curve(run), alt)
     gallery = PlotGallery([picture], "wide", _legend(run))
     return PageSection("learning", "Learning curve", intro, [gallery])
 
@@ -128,16 +129,14 @@ def _describe_test_labels(run: LoadedRun) -> str:
 
 
 @with_plot_style
-def draw_learning_curve(run: LoadedRun, *, wide: bool = True) -> str:
+def draw_learning_curve(run: LoadedRun) -> str:
     """The curve on the test set and, if there is one, on the validation set."""
     records = run.test_rounds
     x = [record.round + 1 for record in records]
     f1 = [float(record.f1 or 0.0) for record in records]
     validation = _validation_points(run)
-    width, height = (1000, 350) if wide else (440, 300)
-    figure, axes = make_axes(
-        width, height, margin_left=40, margin_right=_room_for_names(run, wide=wide), margin_top=34
-    )
+    room = 122 if validation or _expected_points(run) else 82
+    figure, axes = make_axes(1000, 350, margin_left=40, margin_right=room, margin_top=34)
     forecast = _expected_points(run)
     _set_range(axes, [*f1, *(value for _, value in [*validation, *forecast])])
     _mark_warm_up(run, axes)
@@ -155,13 +154,12 @@ def draw_learning_curve(run: LoadedRun, *, wide: bool = True) -> str:
     axes.plot(x, f1, color=MAIN, marker=marker_for(len(x)), ms=6, mec=PAPER, mew=1.2)
     best = int(np.argmax(f1))
     axes.plot(x[best], f1[best], "o", ms=11, mfc="none", mec=MAIN, mew=1.8)
-    if wide:
-        label_line_ends(axes, ends, room=0.065)
+    label_line_ends(axes, ends, room=0.065)
     _mark_events(run, axes)
     axes.locator_params(axis="y", nbins=6, steps=[1, 2, 5, 10])
-    format_round_axis(axes, max(run.num_rounds, x[-1]), ticks=7 if wide else 5)
+    format_round_axis(axes, max(run.num_rounds, x[-1]), ticks=7)
     axes.set_title("Macro F1 on the test set, percent")
-    return figure_svg(figure, f"learning-{wide}")
+    return figure_svg(figure, "learning")
 
 
 def _validation_points(run: LoadedRun) -> list[tuple[int, float]]:
@@ -178,13 +176,6 @@ def _expected_points(run: LoadedRun) -> list[tuple[int, float]]:
     """Rounds, from 1, with the macro F1 that the evidence expects on held-out images."""
     scores = expected_scores(run.metrics)
     return [(number + 1, score) for number, score in sorted(scores.items())]
-
-
-def _room_for_names(run: LoadedRun, *, wide: bool) -> int:
-    """Pixels at the right of the lines. A narrow drawing has no names there, only the legend."""
-    if not wide:
-        return 14
-    return 122 if _validation_points(run) or _expected_points(run) else 82
 
 
 def _set_range(axes: Axes, values: list[float]) -> None:
@@ -259,6 +250,9 @@ def class_section(run: LoadedRun) -> PageSection | None:
         "the model called them: percent of the row, with the number of images below. "
         "A perfect model has 100 % on the diagonal."
     )
+    kappa = grade_kappa(run.setup, confusion)
+    if kappa is not None:
+        intro += f" The classes are grades: quadratic kappa {kappa:.2f}."
     matrix = count_matrix(f"Confusion matrix of round {last.round + 1}", run.classes, confusion)
     table = Table(
         f"Scores of every class in round {last.round + 1}",
@@ -279,17 +273,20 @@ def final_model_section(run: LoadedRun) -> PageSection | None:
     if run.result is None or run.result.statistics is None:
         return None
     statistics = run.result.statistics
-    blocks: list[PageElement] = [_score_table(statistics), _class_table(statistics)]
+    blocks: list[PageElement] = [score_table(statistics), class_table(statistics, run.classes)]
     if statistics.calibration is not None:
         blocks.append(_calibration_plots(statistics.calibration))
     if statistics.per_site:
-        blocks.append(fold_long_table(_site_table(statistics)))
+        blocks.append(fold_long_table(site_score_table(statistics)))
     if statistics.groups is not None:
-        blocks.append(BulletList(_group_sentences(statistics.groups)))
-    return PageSection("final-model", "How sure these numbers are", _intro(statistics), blocks)
+        blocks.append(BulletList(group_sentences(statistics.groups)))
+    return PageSection(
+        "final-model", "How sure these numbers are", describe_statistics(statistics), blocks
+    )
 
 
-def _intro(statistics: FinalStatistics) -> str:
+def describe_statistics(statistics: FinalStatistics) -> str:
+    """What was scored, and what the intervals mean."""
     text = (
         f"The model of round {statistics.round + 1} on {plural(statistics.images, 'test image')}, "
         "in percent. "
@@ -318,10 +315,11 @@ def interval_cell(interval: ScoreInterval | None) -> Cell:
     return Cell(score_number(interval.value), small=bounds_text(interval))
 
 
-def _score_table(statistics: FinalStatistics) -> Table:
+def score_table(statistics: FinalStatistics) -> Table:
+    """Scores of the final model with their intervals."""
     measures = {
         "Macro F1": statistics.f1,
-        "Recall": statistics.recall,
+        "Balanced accuracy": statistics.recall,
         "Precision": statistics.precision,
         "Accuracy": statistics.accuracy,
     }
@@ -336,7 +334,8 @@ def _score_table(statistics: FinalStatistics) -> Table:
     return Table("The final model", ["Measure", "Score", "95 % interval"], rows, note=note)
 
 
-def _class_table(statistics: FinalStatistics) -> Table:
+def class_table(statistics: FinalStatistics, classes: Sequence[str]) -> Table:
+    """Scores of every class with their intervals."""
     head = ["Class", "F1"]
     has_probabilities = statistics.auroc is not None
     if has_probabilities:
@@ -344,7 +343,10 @@ def _class_table(statistics: FinalStatistics) -> Table:
     else:
         head += ["Recall", "Precision"]
     rows: list[list[str | Cell]] = []
-    for name, entry in statistics.per_class.items():
+    for name in classes:
+        if name not in statistics.per_class:
+            continue
+        entry = statistics.per_class[name]
         cells = [interval_cell(entry.f1)]
         if has_probabilities:
             cells += [interval_cell(entry.auroc), interval_cell(entry.average_precision)]
@@ -383,16 +385,11 @@ def _calibration_plots(calibration: CalibrationResult) -> PlotGallery:
         draw_calibration(calibration),
         f"Calibration curve of the final model; the expected calibration error is {ece} percent.",
     )
-    histogram = PlotImage(
-        draw_confidence(calibration),
-        f"Histogram of the largest probability, {score_number(calibration.confidence)} percent on "
-        "average.",
-    )
     legend = [
         LegendEntry("the final model", "s0"),
         LegendEntry("perfectly calibrated", "muted", "line", (4, 3)),
     ]
-    return PlotGallery([curve, histogram], "half", legend, note)
+    return PlotGallery([curve], "half", legend, note)
 
 
 def _mean_accuracy(calibration: CalibrationResult) -> float:
@@ -423,21 +420,8 @@ def draw_calibration(calibration: CalibrationResult) -> str:
     return figure_svg(figure, "calibration")
 
 
-@with_plot_style
-def draw_confidence(calibration: CalibrationResult) -> str:
-    """How many images have which largest probability."""
-    figure, axes = make_axes(490, 330)
-    for entry in calibration.bins:
-        middle = 0.5 * (entry.low + entry.high)
-        axes.bar(middle, entry.images, width=0.88 * (entry.high - entry.low), color=MAIN)
-    axes.set_xlim(0, 102)
-    axes.locator_params(axis="y", nbins=6, integer=True)
-    axes.set_xlabel("Probability of the predicted class, percent")
-    axes.set_title("Test images")
-    return figure_svg(figure, "confidence")
-
-
-def _site_table(statistics: FinalStatistics) -> Table:
+def site_score_table(statistics: FinalStatistics) -> Table:
+    """Scores of the test images of every site."""
     rows: list[list[str | Cell]] = []
     for name, site in statistics.per_site.items():
         cells = [interval_cell(site.f1), interval_cell(site.accuracy)]
@@ -447,7 +431,8 @@ def _site_table(statistics: FinalStatistics) -> Table:
     return Table("The test images of every site", head, rows, note=note)
 
 
-def _group_sentences(groups: GroupStatistics) -> list[str]:
+def group_sentences(groups: GroupStatistics) -> list[str]:
+    """How many patients (or other groups) the model serves, and how well."""
     word = groups.word
     sentences = [
         f"{plural(groups.groups, word)} with {groups.images_per_group:g} test images each "

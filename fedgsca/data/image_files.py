@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgsca.data.decode import dicom
+from fedgsca.data import dicom
 from fedgsca.errors import FedgscaError
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Image files to pixels: PNG, JPEG and TIFF through Pillow, DICOM through pydicom."""
