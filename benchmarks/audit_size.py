@@ -19,8 +19,7 @@ import numpy as np
 from fedgsca.config import load_config
 from fedgsca.data.load import load
 from fedgsca.evidence import judge_alone
-from fedgsca.federation.label_evidence import write_header, write_judgement
-from fedgsca.federation.records import EvidenceHeader
+from fedgsca.federation.label_evidence import EvidenceHeader, write_header, write_judgement
 from fedgsca.labels.audit_table import read_audit
 from fedgsca.methods.site_store import Store
 from fedgsca.rng import stream

@@ -142,7 +142,7 @@ def main() -> None:
     )
     parser.add_argument("labels", type=int, nargs="?", default=100_000)
     count = parser.parse_args().labels
-    tree = {"run": "../..", "site": "site-1", "classes": list(CLASSES), "split": "train"}
+    tree = {"run": "../..", "site": "site-1", "classes": list(CLASSES)}
     with tempfile.TemporaryDirectory() as folder:
         header = AuditSummary.from_json(tree)
         audit = write_audit(Path(folder), header, make_suspects(count), {})

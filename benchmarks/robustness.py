@@ -36,8 +36,7 @@ from fedgsca.federation.base import Reply
 from fedgsca.federation.local import SiteRunner
 from fedgsca.federation.rounds import run
 from fedgsca.federation.simulation import Experiment, prepare
-from fedgsca.methods.base import load_methods
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import compose_method, load_methods
 from fedgsca.wire import Arrays, Payload, Update
 
 RESULTS = Path("benchmarks/studies/robustness.csv")

@@ -195,8 +195,8 @@ def compare_run(
 
 def method_names(checkout: Path) -> list[str]:
     """All methods of a checkout: one module each."""
-    names = {path.stem for path in (checkout / "fedgsca" / "methods").glob("*.py")}
-    return sorted({name.replace("_", "-") for name in names} - {"--init--", "base", "compose"})
+    paths = sorted((checkout / "fedgsca" / "methods").glob("*.py"))
+    return [path.stem.replace("_", "-") for path in paths if "\n@register\n" in path.read_text()]
 
 
 def main() -> None:

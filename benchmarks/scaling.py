@@ -74,7 +74,7 @@ def measure_cell(cell: Cell, folder: Path) -> dict[str, float]:
     import torch
 
     from fedgsca.config import load_config
-    from fedgsca.methods.compose import compose_method
+    from fedgsca.methods.base import compose_method
     from fedgsca.methods.site import RowView, Samples, Site, weights_of
     from fedgsca.methods.site_store import Store
     from fedgsca.models.build import build_head_only

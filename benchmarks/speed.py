@@ -398,8 +398,7 @@ def write_pictures(root: Path, count: int, width: int, height: int) -> None:
 def feature_workers(batches: int = 40) -> Iterator[Measurement]:
     """The duration with worker processes; on machines with at least four cores, two per worker."""
     from fedgsca.models.build import build_frozen, feature_width
-    from fedgsca.models.feature_workers import VARIABLE, count_cores
-    from fedgsca.models.features import BATCH, THREADS, extract
+    from fedgsca.models.features import BATCH, THREADS, VARIABLE, count_cores, extract
 
     num_workers = count_cores() // THREADS
     if num_workers < 2:

@@ -280,7 +280,7 @@ def audit(run: Run | PathLike, sites: Sequence[str] = (), *, quota: float = 0.1)
     Returns one audit per site. `audit.suspects()` yields the labels to check, the most suspicious
     first; `audit.summary` estimates how many labels are wrong.
     """
-    from fedgsca.labels.audit_run import audit_run
+    from fedgsca.labels.audits import audit_run
 
     return audit_run(_folder(run), sites=sites, quota=quota)
 
@@ -310,9 +310,9 @@ def audit_folder(
 
     Returns one audit; `record_decisions` and `apply_decisions` take it.
     """
-    from fedgsca.labels import audit_folder as alone
+    from fedgsca.labels import audits
 
-    return alone.audit_folder(
+    return audits.audit_folder(
         os.fspath(data),
         Path(out),
         labels=None if labels is None else Path(labels),

@@ -59,7 +59,8 @@ class Extra:
     nan: bool = False
     # infinity has a meaning
     inf: bool = False
-    # for people only, no step of the method reads it: not sent under `privacy`
+    # for people only, no step of the method reads it: not sent under `privacy`, nor by a hospital
+    # whose settings do not agree to it
     diagnostic: bool = False
     # Under `privacy`: (low, high) to which each number of a vector is clamped before it is noised,
     # and the function that makes the noised numbers meaningful again (sorted, summing to one). An
@@ -131,6 +132,12 @@ def num_bytes(arrays: Arrays) -> int:
 # ---- checks ----
 
 
+def drop_diagnostics(extras: Arrays, declarations: Mapping[str, Extra]) -> Arrays:
+    """The extras without those that are for people only."""
+    names = {name for name, extra in declarations.items() if extra.diagnostic}
+    return {name: array for name, array in extras.items() if name not in names}
+
+
 def check_extras(
     sender: str, extras: Arrays, declarations: Mapping[str, Extra], dims: Mapping[str, int]
 ) -> None:
@@ -144,7 +151,7 @@ def check_extras(
             problem = _extra_problem(np.asarray(extras[name]), extra, dims)
             if problem is not None:
                 problems.append(f"{name} has {problem}")
-        elif not extra.optional:
+        elif not (extra.optional or extra.diagnostic):
             problems.append(f"{name} is missing")
     if problems:
         raise UpdateError(

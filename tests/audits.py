@@ -31,7 +31,6 @@ def toy_audit(folder: Path, site: str = "site-2", source: Path | None = None, **
         "data": data,
         "classes": list(site_data.table.classes),
         "method": "fedavg",
-        "split": "train",
         "summary": {},
     }
     clean = {}

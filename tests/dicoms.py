@@ -7,12 +7,7 @@ from typing import Any
 
 import numpy as np
 from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import (
-    UID,
-    ExplicitVRLittleEndian,
-    SecondaryCaptureImageStorage,
-    generate_uid,
-)
+from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
 NAME, BIRTH = "Zwolakowska^Quirina", "19310517"
 

@@ -24,6 +24,11 @@ Prefer = Annotated[
     str | None,
     typer.Option("--prefer", help="whose label counts where reviewers disagree; default: nobody's"),
 ]
+Without = Annotated[
+    list[str] | None,
+    typer.Option("--without", help="a person whose decisions do not count; repeatable"),
+]
+Language = Annotated[str, typer.Option("--language", help="of the page to sign: en, de or fr")]
 Out = Annotated[
     Path | None, typer.Option("--out", help="default: labels.corrected.csv beside the original")
 ]
@@ -33,8 +38,8 @@ MAX_PAIRS = 12  # printed; the log has all of them
 SiteFolder = Annotated[
     Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")
 ]
-FormatName = Annotated[str, typer.Option("--format", help="cleanlab, label-studio or fiftyone")]
-ExportOut = Annotated[Path, typer.Option("--out", "-o", help="file to write; fiftyone: a folder")]
+FormatName = Annotated[str, typer.Option("--format", help="cleanlab, label-studio, cvat or dicom")]
+ExportOut = Annotated[Path, typer.Option("--out", "-o", help="file to write")]
 AllLabels = Annotated[bool, typer.Option("--all", help="all labels, not only the priority list")]
 ExportReviewer = Annotated[str | None, typer.Option("--reviewer", help="whose decisions to export")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="what the tool exported")]
@@ -59,12 +64,19 @@ def add(app: typer.Typer) -> None:
 
 
 def apply_command(
-    audit: Folder, prefer: Prefer = None, out: Out = None, as_json: Json = False
+    audit: Folder,
+    prefer: Prefer = None,
+    without: Without = None,
+    out: Out = None,
+    language: Language = "",
+    as_json: Json = False,
 ) -> None:
     """`fedgsca apply`."""
     from fedgsca.labels.apply_decisions import apply_decisions
 
-    result = apply_decisions(audit, prefer=prefer, out=out)
+    result = apply_decisions(
+        audit, prefer=prefer, without=without or (), out=out, language=language
+    )
     if as_json:
         changes = [asdict(change) for change in result.changes]
         print_json({"file": result.file, "counts": result.counts.to_json(), "changes": changes})
@@ -109,6 +121,7 @@ def _print_result(result: CorrectedLabels) -> None:
     print_line(f"{count(result.num_checked)} {verb} marked as checked")
     print_line(f"labels  {result.file}", "bold")
     print_line(f"log     {log_path(result.file)}")
+    print_line(f"record  {result.protocol} (print and sign it)")
     print_line(f"retrain {_retraining_hint(result)}")
 
 
@@ -141,7 +154,7 @@ def _retraining_hint(result: CorrectedLabels) -> str:
 def _folder_source(result: CorrectedLabels) -> str | None:
     """The data of an audit by `fedgsca audit-folder`; None for the audit of a run."""
     from fedgsca.federation.label_evidence import read_header, sites_with_evidence
-    from fedgsca.labels.audit_folder import is_folder_audit
+    from fedgsca.labels.audits import is_folder_audit
 
     if not is_folder_audit(result.run):
         return None

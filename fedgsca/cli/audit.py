@@ -40,13 +40,6 @@ class OpinionName(StrEnum):
     cleanlab = "cleanlab"
 
 
-class AuditSplit(StrEnum):
-    """The labels to audit."""
-
-    train = "train"
-    test = "test"
-
-
 Run = Annotated[
     Path,
     typer.Argument(
@@ -73,16 +66,10 @@ Opinions = Annotated[
         help="also ask the site's own features; repeatable; cleanlab needs the extra",
     ),
 ]
-SplitOption = Annotated[
-    AuditSplit,
-    typer.Option("--split", help="test: the labels that models are evaluated on; locked"),
+Review = Annotated[
+    int | None,
+    typer.Option("--review", min=1, help="review exactly so many labels, in place of --quota"),
 ]
-Unlock = Annotated[
-    bool,
-    typer.Option("--unlock-test", help="also audit the test labels (this biases evaluation)"),
-]
-
-
 Source = Annotated[
     str,
     typer.Argument(
@@ -118,14 +105,13 @@ def audit(
     data: Data = None,
     labels: Labels = None,
     quota: Quota = 0.1,
+    review: Review = None,
     second_opinion: Opinions = None,
-    split: SplitOption = AuditSplit.train,
-    unlock_test: Unlock = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """`fedgsca audit`."""
-    from fedgsca.labels.audit_run import audit_run
+    from fedgsca.labels.audits import audit_run
 
     def announce_site(name: str, num_labels: int) -> None:
         if not quiet and not as_json:
@@ -138,9 +124,8 @@ def audit(
         data=data,
         labels=labels,
         quota=quota,
+        review=review,
         second_opinions=second_opinion or (),
-        split=split.value,
-        unlock_test=unlock_test,
         on_site=announce_site,
         on_warning=None if quiet else print_warning,
     )
@@ -162,6 +147,7 @@ def print_audits(audits: list[Audit]) -> None:
     explanation = explain_unknown_counts(audits)
     if explanation:
         print_line(explanation)
+    _print_findings(audits)
     num_checked = sum(audit.header.num_checked or 0 for audit in audits)
     if num_checked:
         text = plural(num_checked, "label was", "labels were")
@@ -176,6 +162,18 @@ def print_audits(audits: list[Audit]) -> None:
     print_line(f"gallery  {folder}/gallery.html", "bold")
     print_line("These files contain file names and images of the site: keep them there.")
     print_line(f"next     fedgsca review {audits[0].path}")
+
+
+def _print_findings(audits: list[Audit]) -> None:
+    """What is not a number of wrong labels, and whose evidence judged the labels."""
+    from fedgsca.labels.gallery import describe_findings
+
+    for audit in audits:
+        place = f"{audit.site}: " if len(audits) > 1 else ""
+        for sentence in describe_findings(audit.summary):
+            print_line(f"{place}{sentence}")
+        if audit.header.evidence is not None:
+            print_line(f"{place}{audit.header.evidence.reason}.")
 
 
 def explain_unknown_counts(audits: list[Audit]) -> str:
@@ -231,6 +229,7 @@ def audit_folder(
     out: FolderOut = None,
     labels: FolderLabels = None,
     quota: Quota = 0.1,
+    review: Review = None,
     second_opinion: Opinions = None,
     skip_unreadable: SkipUnreadable = False,
     features: Features = None,
@@ -242,7 +241,7 @@ def audit_folder(
     source = strip_slash(data)
     print_start(f"auditing the labels of {source}", quiet=quiet or as_json)
     from fedgsca.federation.progress import display
-    from fedgsca.labels.audit_folder import audit_folder as audit
+    from fedgsca.labels.audits import audit_folder as audit
 
     settings = [*(sets or ())]
     if features is not None:
@@ -253,6 +252,7 @@ def audit_folder(
             out or Path("audits") / source_slug(source),
             labels=labels,
             quota=quota,
+            review=review,
             second_opinions=second_opinion or (),
             skip_unreadable=skip_unreadable,
             settings=settings,

@@ -26,9 +26,10 @@ from fedgsca.support.text import plural
 
 if TYPE_CHECKING:
     from fedgsca.federation.base import RunObserver
-    from fedgsca.federation.records import Comparison, RunResult
+    from fedgsca.federation.records import RunResult
     from fedgsca.lab.comparison import ComparisonResult
     from fedgsca.lab.plan import ComparisonPlan
+    from fedgsca.lab.records import Comparison
     from fedgsca.lab.runner import GridCell, Shard
 
 Methods = Annotated[

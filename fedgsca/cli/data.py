@@ -181,8 +181,9 @@ def import_tables(
     Columns are guessed from German, French and English headers; images are found whatever drive,
     slashes, capitals or umlauts the table writes, or by the UIDs of DICOM files.
     """
-    from fedgsca.data.table_import import read_import, write_import
+    from fedgsca.data.table_import import check_target, read_import, write_import
 
+    check_target(folder)  # before anybody is asked
     result = read_import(folder, tables or (), _read_columns(columns or []))
     if as_json:
         print_json(_import_json(result))

@@ -11,21 +11,13 @@ import typer
 from fedgsca.cli.options import Json
 from fedgsca.errors import ConfigError
 from fedgsca.support.console import make_table, print_json, print_line, print_table
-from fedgsca.support.text import (
-    DASH,
-    count,
-    duration,
-    number,
-    one_line,
-    plural,
-    size_text,
-)
+from fedgsca.support.text import DASH, count, duration, number, one_line, plural, size_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
+    from fedgsca.federation.round_status import DeploymentStatus
     from fedgsca.hospital.check_connection import CheckResult
-    from fedgsca.hospital.status_view import DeploymentStatus
 
 ConsortiumFile = Annotated[Path, typer.Argument(metavar="FILE", help="consortium.toml")]
 Out = Annotated[
@@ -361,10 +353,23 @@ def agree(
         ledger.append("ended", config.fingerprint(), name)
         print_line(f"{name} has ended the agreement: nothing leaves from now on", "bold")
         return
-    if not yes and not typer.confirm(f"Does {name} agree to this until {until}?"):
-        raise typer.Exit(1)
+    if not yes:
+        _ask_agreement(name, until)
     ledger.append("agreed", config.fingerprint(), name, until=until)
     print_line(f"{name} has agreed until {until}; written to {ledger.path}", "bold")
+
+
+def _ask_agreement(name: str, until: str) -> None:
+    try:
+        is_agreed = typer.confirm(f"Does {name} agree to this until {until}?")
+    except typer.Abort:  # no terminal, or Ctrl-C
+        is_agreed = False
+    if not is_agreed:
+        raise ConfigError(
+            "deploy.not-agreed",
+            "nobody has agreed; nothing was written down",
+            fix="answer y, or add --yes where nobody can answer",
+        )
 
 
 def _check_agreement(person: str, until: str, *, end: bool) -> str:
@@ -424,7 +429,7 @@ def show_ledger(kit: Kit = Path(), expect: Expect = None, as_json: Json = False)
 @group.command("status")
 def status(run: Run = Path("run"), as_json: Json = False) -> None:
     """At the coordinator: which sites are connected or awaited, rounds done, last F1."""
-    from fedgsca.hospital.status_view import read_deployment_status
+    from fedgsca.federation.round_status import read_deployment_status
 
     progress = read_deployment_status(run)
     if as_json:

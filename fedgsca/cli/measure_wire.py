@@ -19,7 +19,7 @@ from fedgsca.federation.local import SiteRunner
 from fedgsca.federation.privacy import treatment
 from fedgsca.federation.simulation import prepare
 from fedgsca.federation.site_evaluation import TEST_UPLOADS
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import compose_method
 from fedgsca.methods.site import weights_of
 from fedgsca.support.json_record import Record, stored_as
 from fedgsca.wire import (

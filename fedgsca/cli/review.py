@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +26,7 @@ from fedgsca.support.text import number, percent, plural
 if TYPE_CHECKING:
     from fedgsca.labels.audit_table import Audit
     from fedgsca.labels.consensus import ReviewerAgreement, ReviewSummary
-    from fedgsca.labels.review.address import PageAddress, TlsFiles
+    from fedgsca.labels.review.serve import PageAddress, TlsFiles
 
 MAX_CONFLICTS = 20  # printed
 MIN_CERTIFICATE_DAYS = 14  # fewer are worth a warning
@@ -46,6 +47,18 @@ Blind = Annotated[
     bool,
     typer.Option(
         "--blind", help="show neither the given nor the suggested label before a decision"
+    ),
+]
+Language = Annotated[
+    str, typer.Option("--language", help="of the page: en, de or fr; default: the browser's")
+]
+Viewer = Annotated[
+    str,
+    typer.Option(
+        "--viewer",
+        metavar="URL",
+        help="link every DICOM image to a viewer; {study}, {series} and {instance} stand for its"
+        " UIDs: https://pacs.example/ohif/viewer?StudyInstanceUIDs={study}",
     ),
 ]
 Summary = Annotated[
@@ -103,6 +116,8 @@ def review(
     audit: Folder,
     reviewer: Reviewer = None,
     blind: Blind = False,
+    language: Language = "",
+    viewer: Viewer = "",
     port: Port = None,
     serve_at: Serve = None,
     listen: Listen = None,
@@ -119,6 +134,10 @@ def review(
         local_options=[reviewer, blind or None, port],
         network_options=[listen, certificate, key],
     )
+    from fedgsca.labels.protocol import load_texts
+
+    load_texts(language)
+    _check_viewer(viewer)
     opened_audit = read_audit(audit)
     if summary or as_json:
         from fedgsca.labels.consensus import summarise_decisions
@@ -130,7 +149,8 @@ def review(
             _print_summary(review_summary, opened_audit.path)
         return
     if serve_at is not None:
-        _serve_network(opened_audit, serve_at, listen, certificate, key)
+        pages = {"language": language, "viewer": viewer}
+        _serve_network(opened_audit, pages, serve_at, listen, certificate, key)
         return
     name = reviewer_name(reviewer)
     from fedgsca.labels.review.serve import require_server_packages, serve_page
@@ -140,7 +160,8 @@ def review(
     from fedgsca.labels.review.session import Session
     from fedgsca.labels.review.web_app import build_app
 
-    session = Session(opened_audit, AuditImages.open(opened_audit), name, blind=blind)
+    images = AuditImages.open(opened_audit)
+    session = Session(opened_audit, images, name, blind=blind, language=language, viewer=viewer)
 
     def announce(address: str) -> None:
         print_line(f"review  {address}", "bold")
@@ -157,6 +178,17 @@ def review(
     )
     if progress.num_decisions:
         _print_next_step(opened_audit.path)
+
+
+def _check_viewer(viewer: str) -> None:
+    """Refuse an address that no image would change, or that is not one of a web page."""
+    has_place = any(name in viewer for name in ("{study}", "{series}", "{instance}"))
+    if viewer and not (has_place and viewer.startswith(("https://", "http://"))):
+        raise ConfigError(
+            "review.invalid-viewer",
+            f"--viewer {viewer} is not the address of an image in a viewer",
+            fix="write https://... with {study}, {series} or {instance} where the UIDs belong",
+        )
 
 
 def _check_options(
@@ -179,16 +211,22 @@ def _check_options(
 
 
 def _serve_network(
-    audit: Audit, serve_at: str, listen: str | None, certificate: Path | None, key: Path | None
+    audit: Audit,
+    pages: dict[str, str],
+    serve_at: str,
+    listen: str | None,
+    certificate: Path | None,
+    key: Path | None,
 ) -> None:
     from fedgsca.labels.audit_images import AuditImages
-    from fedgsca.labels.review.address import (
+    from fedgsca.labels.review.serve import (
         TlsFiles,
         choose_listen_address,
         parse_address,
+        require_server_packages,
         require_tls,
+        serve_network,
     )
-    from fedgsca.labels.review.serve import require_server_packages, serve_network
 
     require_server_packages()
     page_address = parse_address(serve_at)
@@ -207,11 +245,14 @@ def _serve_network(
         _check_certificate(tls, page_address)
     from fedgsca.labels.review.web_app import SharedReview
 
-    review = SharedReview(audit, AuditImages.open(audit))
+    review = SharedReview(audit, AuditImages.open(audit), **pages)
     if not review.links.active_links():
+        now = datetime.now(UTC)
+        problems = {link.reviewer: link.find_problem(now) for link in review.links.links}
+        states = ", ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise ConfigError(
             "review.no-links",
-            f"nobody has a link to {audit.path} that works",
+            f"nobody has a link to {audit.path} that works ({states or 'there is no link'})",
             fix=f"fedgsca reviewers add {audit.path} NAME --serve {serve_at}",
         )
 
@@ -232,7 +273,7 @@ def _serve_network(
 
 
 def _check_certificate(tls: TlsFiles, page_address: PageAddress) -> None:
-    from fedgsca.labels.review.address import check_certificate
+    from fedgsca.labels.review.serve import check_certificate
 
     facts = check_certificate(tls, page_address)
     if facts.days_left < MIN_CERTIFICATE_DAYS:
@@ -289,9 +330,12 @@ def _print_reviewers(summary: ReviewSummary) -> None:
 
 def _print_agreement(pair: ReviewerAgreement) -> None:
     share = pair.num_equal / pair.num_labelled if pair.num_labelled else None
+    addition = ""
+    if pair.weighted_kappa is not None:
+        addition = f", with linear weights {number(pair.weighted_kappa, 2)}"
     print_line(
         f"{' and '.join(pair.reviewers)}: {plural(pair.num_labelled, 'label')} by both,"
-        f" {percent(share)} the same, Cohen's kappa {number(pair.kappa, 2)}"
+        f" {percent(share)} the same, Cohen's kappa {number(pair.kappa, 2)}{addition}"
     )
     for conflict in pair.conflicts[:MAX_CONFLICTS]:
         labels = " / ".join(label or "cannot tell" for label in conflict.labels)

@@ -83,8 +83,8 @@ def add_reviewer(
     as_json: Json = False,
 ) -> None:
     """Make a personal link. It is printed once and stored nowhere; an older one is revoked."""
-    from fedgsca.labels.review.address import parse_address
     from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook
+    from fedgsca.labels.review.serve import parse_address
     from fedgsca.labels.review.trail import ReviewTrail
 
     if adjudicator and blind:
@@ -191,7 +191,7 @@ def make_certificate_command(
     serve: ServeAt, out: Out = Path("review-certificate"), authority: Authority = None
 ) -> None:
     """Make a TLS certificate for the page: server.pem, server.key, and ca.crt for the browsers."""
-    from fedgsca.labels.review.address import make_certificate, parse_address
+    from fedgsca.labels.review.serve import make_certificate, parse_address
 
     made_certificate = make_certificate(parse_address(serve), out, authority)
     digits = made_certificate.fingerprint

@@ -9,15 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedgsca.support.console import print_line
-from fedgsca.support.text import (
-    NBSP,
-    duration,
-    natural_key,
-    number,
-    percent,
-    plural,
-    size_text,
-)
+from fedgsca.support.text import NBSP, duration, natural_key, number, percent, plural, size_text
 
 if TYPE_CHECKING:
     from fedgsca.config import Config

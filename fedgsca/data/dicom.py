@@ -1,8 +1,9 @@
 """DICOM files as images: the only file that imports the optional pydicom.
 
-Only the elements in `_TAGS` are ever read. Of the patient that is the id, which stays in memory:
-the caller turns it into numbers (`number_patients`), so that nothing derived from it reaches a
-disk. Messages name types of errors, never the value of a patient element.
+Only the elements in `_TAGS` are ever read, and three UIDs for a link to a viewer. Of the patient
+that is the id, which stays in memory: the caller turns it into numbers (`number_patients`), so that
+nothing derived from it reaches a disk. Messages name types of errors, never the value of a patient
+element.
 """
 
 from __future__ import annotations
@@ -127,14 +128,17 @@ def read_patient(path: Path) -> str:
         return _patient_of(_read_dataset(path, pixels=False))
 
 
-def read_uids(path: Path) -> tuple[str, ...]:
-    """The UIDs of an image and of its study; empty for a file that is not DICOM."""
+def read_uids(path: Path) -> dict[str, str]:
+    """The UIDs of the "study", "series" and "instance" of an image; empty for other files."""
     if not is_dicom(path):
-        return ()
-    names = ["SOPInstanceUID", "StudyInstanceUID"]
+        return {}
+    tags = {"study": "StudyInstanceUID", "series": "SeriesInstanceUID"}
+    tags["instance"] = "SOPInstanceUID"
     with _hide_values():
-        data = _import_pydicom().dcmread(path, stop_before_pixels=True, specific_tags=names)
-        return tuple(str(data[name].value) for name in names if name in data)
+        data = _import_pydicom().dcmread(
+            path, stop_before_pixels=True, specific_tags=list(tags.values())
+        )
+        return {name: str(data[tag].value) for name, tag in tags.items() if data.get(tag)}
 
 
 def _patient_of(data: Dataset) -> str:

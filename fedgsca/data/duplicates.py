@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,27 +16,36 @@ _MAX_NEAR = 20_000  # images that are compared pair by pair
 _MAX_BITS = 10  # of 256
 _MAX_MEAN = 4.0  # grey values
 _MIN_TEXTURE = 4.0  # standard deviation of grey values
-_BIT_COUNTS = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)
+_BLOCK = 512  # images that are compared with all others at a time
 
 
 def find_duplicates(table: ImageTable) -> list[np.ndarray]:
     """Row numbers of every set of two or more identical images, or features without images."""
+    return _find_identical(table, np.arange(len(table)))
+
+
+def _find_identical(table: ImageTable, rows: np.ndarray) -> list[np.ndarray]:
+    """Those among `rows` of the table."""
     rows_by_digest: dict[bytes, list[int]] = {}
-    for row, digest in enumerate(content_digests(table)):
+    for row, digest in zip(rows.tolist(), content_digests(table, rows), strict=True):
         rows_by_digest.setdefault(digest.tobytes(), []).append(row)
-    return [np.array(rows) for rows in rows_by_digest.values() if len(rows) > 1]
+    return [np.array(copies) for copies in rows_by_digest.values() if len(copies) > 1]
 
 
-def content_digests(table: ImageTable) -> np.ndarray:
-    """(n, 16) uint8: what identifies the pixels of every image, or features without images."""
+def content_digests(table: ImageTable, rows: np.ndarray | None = None) -> np.ndarray:
+    """(n, 16) uint8: what identifies the pixels of images, or features without images.
+
+    Of the `rows` (n,), or of all.
+    """
     contents = table.images
     if not table.has_images and table.features is not None:
         contents = table.features
+    rows = np.arange(len(table)) if rows is None else rows
     digests = bytearray()
-    for row in range(len(table)):
+    for row in rows.tolist():
         pixels = np.ascontiguousarray(contents[row]).data
         digests += hashlib.blake2b(pixels, digest_size=16).digest()
-    return np.frombuffer(bytes(digests), np.uint8).reshape(len(table), 16)
+    return np.frombuffer(bytes(digests), np.uint8).reshape(len(rows), 16)
 
 
 def find_near_duplicates(table: ImageTable) -> list[np.ndarray]:
@@ -44,23 +55,9 @@ def find_near_duplicates(table: ImageTable) -> list[np.ndarray]:
     (a difference hash) and small copies of them differ by less than 4 of 255 on average. Large data
     sets (more than 20,000 images) are not searched.
     """
-    n = len(table)
-    if not 2 <= n <= _MAX_NEAR or not table.has_images:
-        return []
-    small = np.stack([_small_copy(table.images[row]) for row in range(n)])  # (n, 16, 17)
-    bits = np.packbits(small[:, :, 1:] > small[:, :, :-1], axis=(1))
-    bits = bits.reshape(n, -1)
-    flat = small.reshape(n, -1).astype(np.float32)
-    has_texture = flat.std(axis=1) > _MIN_TEXTURE  # empty frames all look the same
-    leader = np.arange(n)
-    for row in range(n):
-        later_rows = row + 1 + np.flatnonzero(has_texture[row + 1 :])
-        if not has_texture[row] or not len(later_rows):
-            continue
-        distance = _BIT_COUNTS[bits[later_rows] ^ bits[row]].sum(axis=1)
-        similar = later_rows[distance <= _MAX_BITS]
-        means = np.abs(flat[similar] - flat[row]).mean(axis=1)
-        leader[similar[means < _MAX_MEAN]] = leader[row]
+    leader = np.arange(len(table))
+    for row, similar in _similar_rows(table, np.arange(len(table))):
+        leader[similar] = leader[row]
     identical = {frozenset(rows.tolist()) for rows in find_duplicates(table)}
     sets = []
     for first in np.unique(leader):
@@ -68,6 +65,46 @@ def find_near_duplicates(table: ImageTable) -> list[np.ndarray]:
         if len(rows) > 1 and frozenset(rows.tolist()) not in identical:
             sets.append(rows)
     return sets
+
+
+def find_contradictions(
+    table: ImageTable, rows: np.ndarray, labels: np.ndarray
+) -> list[tuple[int, int]]:
+    """Pairs of identical or near-identical images with different labels, as positions in `rows`.
+
+    `rows` (n,) of the table have the `labels` (n,). The smaller position is the first
+    of a pair. At least one label of every pair is wrong.
+    """
+    positions = {row: position for position, row in enumerate(rows.tolist())}
+    pairs: set[tuple[int, int]] = set()
+    for copies in _find_identical(table, rows):
+        pairs.update(itertools.combinations(sorted(positions[row] for row in copies.tolist()), 2))
+    for row, similar in _similar_rows(table, rows):
+        for copy in similar.tolist():
+            one, two = sorted((positions[row], positions[copy]))
+            pairs.add((one, two))
+    return sorted(pair for pair in pairs if labels[pair[0]] != labels[pair[1]])
+
+
+def _similar_rows(table: ImageTable, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each of `rows` (n,), in their order, with the later ones that look the same, if any."""
+    n = len(rows)
+    if not 2 <= n <= _MAX_NEAR or not table.has_images:
+        return
+    small = np.stack([_small_copy(table.images[row]) for row in rows])  # (n, 16, 17)
+    flat = small.reshape(n, -1).astype(np.float32)
+    # 1 or -1: the product of two images is the number of equal bits less that of the others
+    signs = np.where(small[:, :, 1:] > small[:, :, :-1], 1, -1).reshape(n, -1).astype(np.float32)
+    signs[flat.std(axis=1) <= _MIN_TEXTURE] = 0.0  # empty frames all look the same
+    least_product = signs.shape[1] - 2 * _MAX_BITS
+    for start in range(0, n, _BLOCK):
+        products = signs[start : start + _BLOCK] @ signs[start:].T
+        for i in range(len(products)):
+            first = start + i
+            later = first + 1 + np.flatnonzero(products[i, i + 1 :] >= least_product)
+            later = later[np.abs(flat[later] - flat[first]).mean(axis=1) < _MAX_MEAN]
+            if len(later):
+                yield int(rows[first]), rows[later]
 
 
 def _small_copy(image: np.ndarray) -> np.ndarray:

@@ -221,7 +221,7 @@ class _ImageIndex:
         if self._by_uid is None:
             self._by_uid = defaultdict(list)
             for name in self.files:
-                for uid in dicom.read_uids(self.root / name):
+                for uid in dicom.read_uids(self.root / name).values():
                     self._by_uid[uid].append(name)
         return self._by_uid
 
@@ -361,7 +361,17 @@ def _main_spelling(counts: Counter[str]) -> str:
 
 def write_import(result: TableImport) -> list[Path]:
     """Write labels.csv and names.toml into the folder of the images; nothing is overwritten."""
-    paths = [result.root / LABELS_FILE, result.root / NAMES_FILE]
+    paths = check_target(result.root)
+    files = FileBatch()
+    files.write(paths[0], render_csv([result.header, *result.rows]).encode())
+    files.write(paths[1], render_names(result).encode())
+    files.commit()
+    return paths
+
+
+def check_target(root: Path) -> list[Path]:
+    """The files that an import writes; an error if one of them exists."""
+    paths = [root / LABELS_FILE, root / NAMES_FILE]
     for path in paths:
         if path.exists():
             raise DataError(
@@ -370,10 +380,6 @@ def write_import(result: TableImport) -> list[Path]:
                 fix=f"rename it, for example to export-{path.name}; if it is a table of the export,"
                 " it is read under any name",
             )
-    files = FileBatch()
-    files.write(paths[0], render_csv([result.header, *result.rows]).encode())
-    files.write(paths[1], render_names(result).encode())
-    files.commit()
     return paths
 
 

@@ -46,7 +46,7 @@ from fedgsca.federation.site_rows import (
     rows_path,
     sites_with_rows,
 )
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import compose_method
 from fedgsca.methods.site_store import Store
 from fedgsca.support.files import FileBatch
 from fedgsca.support.text import plural

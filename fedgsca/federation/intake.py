@@ -10,7 +10,7 @@ stops a round, as long as a quorum remains.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +58,7 @@ class Intake:
     observer: RunObserver
     trainable: Sequence[str]  # arrays
     folder: Path
+    logged: Container[str] | None = None  # extras for metrics.jsonl; None: all
     site_seconds: dict[str, float] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)  # site -> reason
     absent_sites: set[str] = field(default_factory=set)  # those of `refusals` that said nothing
@@ -137,7 +138,7 @@ class Intake:
             update.num_samples,
             num_bytes(update.weights) + num_bytes(update.extras),
             stability(self.payload.weights, update.weights, self.trainable),
-            {**_loggable_extras(update), **reply.simulation_metrics},
+            {**_loggable_extras(update, self.logged), **reply.simulation_metrics},
         )
 
     # ---- sites that are left out ----
@@ -238,11 +239,11 @@ def _read_update(reply: Reply) -> Update:
     return update
 
 
-def _loggable_extras(update: Update) -> dict[str, SiteValue]:
+def _loggable_extras(update: Update, logged: Container[str] | None) -> dict[str, SiteValue]:
     """Small extras as plain numbers and lists; a value that is not finite becomes None."""
     values: dict[str, SiteValue] = {}
     for name, array in update.extras.items():
-        if np.size(array) <= LOG_LIMIT:
+        if np.size(array) <= LOG_LIMIT and (logged is None or name in logged):
             plain = np.asarray(array).astype(object)
             plain[np.asarray(~np.isfinite(array))] = None
             values[name] = plain.tolist()

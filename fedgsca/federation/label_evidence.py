@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,11 @@ import numpy as np
 
 from fedgsca.errors import RunFolderError
 from fedgsca.evidence import Judgement
-from fedgsca.federation.records import EvidenceHeader
 from fedgsca.federation.run_folder import read_config
-from fedgsca.methods.compose import head_rounds
+from fedgsca.methods.base import head_rounds
 from fedgsca.methods.site_store import Store
 from fedgsca.support.files import write_atomic
+from fedgsca.support.json_record import Record
 
 if TYPE_CHECKING:
     from fedgsca.federation.simulation import Experiment
@@ -31,6 +32,19 @@ ALL_ROUNDS = 2**31  # later than any round
 
 
 # ---- during a run ----
+
+
+@dataclass(frozen=True)
+class EvidenceHeader(Record):
+    """evidence/<site>/site.json: which samples the evidence is about."""
+
+    site: str
+    samples: int
+    classes: tuple[str, ...]
+    fingerprint: str
+    config: Mapping[str, Any]
+    # there was no run: the heads were trained on the images of one folder
+    is_alone: bool = False
 
 
 def add_judgement(site: Site, round_index: int, experiment: Experiment, folder: Path) -> None:

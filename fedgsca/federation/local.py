@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,14 @@ from fedgsca.federation.base import Reply
 from fedgsca.federation.privacy import NormalSource, protect, secret_normals
 from fedgsca.federation.samples import weight_files
 from fedgsca.federation.simulation import Experiment, prepare
-from fedgsca.methods.base import Method
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import Method, compose_method
 from fedgsca.methods.site import Site
 from fedgsca.methods.site_store import Store
 from fedgsca.metrics import auroc, detection
 from fedgsca.rng import global_torch_stream
 from fedgsca.support.files import FileBatch
 from fedgsca.support.registry import is_import_path
-from fedgsca.wire import Payload, Update
+from fedgsca.wire import Payload, Update, drop_diagnostics
 
 log = logging.getLogger(__name__)
 LOSSES_EVERY = 5  # rounds between two versions of losses/<site>.npz
@@ -52,9 +52,18 @@ class SiteRunner:
     """One model, and the sites of this machine that take turns on it."""
 
     def __init__(
-        self, experiment: Experiment, method: Method, folder: Path, *, is_hospital: bool = False
+        self,
+        experiment: Experiment,
+        method: Method,
+        folder: Path,
+        *,
+        is_hospital: bool = False,
+        sends_diagnostics: bool = True,
     ) -> None:
-        """`is_hospital`: this machine and this folder belong to a single site of a deployment."""
+        """`is_hospital`: this machine and this folder belong to a single site of a deployment.
+
+        `sends_diagnostics`: also what is for people only, such as the share of flagged labels.
+        """
         from fedgsca.models.build import build_model
         from fedgsca.models.device import compile_backbone, prepare_device
 
@@ -62,6 +71,7 @@ class SiteRunner:
         self.method = method
         self.folder = folder
         self.is_hospital = is_hospital
+        self.sends_diagnostics = sends_diagnostics
         self.device = prepare_device(experiment.config.train)
         config = experiment.config
         model = build_model(
@@ -152,7 +162,10 @@ class SiteRunner:
         """What leaves the site: the method's update, clipped and noised under `privacy`."""
         privacy = self.experiment.config.privacy
         if privacy is None:
-            return self.method.local_update(payload, site)
+            update = self.method.local_update(payload, site)
+            if self.sends_diagnostics:
+                return update
+            return replace(update, extras=drop_diagnostics(update.extras, self.method.uploads))
         try:
             update = self.method.local_update(payload, site)
         except UpdateError as error:

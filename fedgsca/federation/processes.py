@@ -24,13 +24,7 @@ from fedgsca.config import Config, build
 from fedgsca.errors import FedgscaError
 from fedgsca.federation.base import Reply
 from fedgsca.federation.local import SiteRunner, open_runner
-from fedgsca.wire import (
-    Payload,
-    decode_payload,
-    decode_update,
-    encode_payload,
-    encode_update,
-)
+from fedgsca.wire import Payload, decode_payload, decode_update, encode_payload, encode_update
 
 _PAYLOAD, _SITE = b"P", b"S"  # first byte of a message to a worker
 _LOST_CONNECTION = (EOFError, BrokenPipeError, ConnectionResetError)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedgsca.config import Config
+from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.errors import QuorumError, UpdateError
 from fedgsca.federation import checkpoint
 from fedgsca.federation.base import Engine, PatientEngine, RunObserver, SiteEvaluator
@@ -37,8 +37,7 @@ from fedgsca.federation.site_evaluation import (
     predict_test_images,
     score_model,
 )
-from fedgsca.methods.base import Method, ServerState
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import Method, ServerState, compose_method
 from fedgsca.methods.parts.holdout import read_score
 from fedgsca.methods.site import weights_of
 from fedgsca.metrics import HEADLINE_ROUNDS
@@ -207,7 +206,15 @@ class RoundLoop:
             self.observer,
             trainable_names(self.runner.model),
             self.folder.path,
+            self._logged_extras(),
         )
+
+    def _logged_extras(self) -> frozenset[str] | None:
+        """Extras that the log may name beside a hospital: those to which its settings agree."""
+        if self.experiment.config.data.source != SITES_SOURCE:
+            return None
+        uploads = self.method.uploads
+        return frozenset(name for name, extra in uploads.items() if extra.diagnostic)
 
     def _train_and_aggregate(self, state: ServerState, intake: Intake) -> ServerState:
         """Train at the sites and aggregate their updates.

@@ -18,7 +18,7 @@ from fedgsca.data.cache import cached_array, is_cached
 from fedgsca.data.readers.features_npz import FILE_NAME
 from fedgsca.data.table import ImageTable, images_digest
 from fedgsca.errors import ConfigError, DataError, WeightsError
-from fedgsca.methods.compose import head_rounds
+from fedgsca.methods.base import head_rounds
 from fedgsca.methods.site import RowView, Samples
 from fedgsca.support.files import sha256_file
 from fedgsca.support.registry import is_import_path

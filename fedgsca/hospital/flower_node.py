@@ -50,6 +50,7 @@ from fedgsca.hospital.messages import (
     public_reason,
     to_records,
 )
+from fedgsca.hospital.site_settings import read_settings
 from fedgsca.hospital.site_worker import client_of
 
 # isort: split
@@ -77,6 +78,18 @@ log = logging.getLogger(__name__)
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 3.0  # seconds between two questions for messages
 _PAUSE_SHARE = 0.15  # of the time since the last message
 _UNKNOWN_ERROR = 0  # Flower's code
+_EXPLANATIONS = {  # what Flower prints when it gives up -> what a person should know
+    "code: 2004": (
+        "the coordinator does not admit this node: its last connection is less than a minute old,"
+        " or its key is not in the coordinator's folder `keys`\nFix: wait a minute, the service"
+        " tries again; if it is still refused, send hospital.key.pub to the coordinator"
+    ),
+    "CERTIFICATE_VERIFY_FAILED": (
+        "the server's certificate is not signed by the authority of this consortium, or not valid"
+        " now\nFix: run ./check.sh, which says which of them; a network that opens TLS must not do"
+        " so for this address"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -105,8 +118,12 @@ def run_node(address: NodeAddress, site: Path) -> None:
 
     `site` is the hospital's site.toml.
     """
+    read_settings(site)  # a wrong site.toml is reported before anything is connected
     worker = client_of(site)
     gate = Gate(site, worker.ask)
+    flower_log = logging.getLogger("flwr")
+    flower_log.propagate = False  # it prints by itself
+    flower_log.addFilter(explain_exit)
 
     def end(number: int, frame: object) -> NoReturn:
         log.info("stopping (signal %d)", number)
@@ -123,6 +140,18 @@ def run_node(address: NodeAddress, site: Path) -> None:
             answer_messages(fleet, gate.ask)
     finally:
         worker.stop()
+
+
+def explain_exit(record: logging.LogRecord) -> bool:
+    """Turn Flower's last words about a connection into a sentence; a filter for its logger."""
+    text = record.getMessage()
+    if text.startswith("Exit Code: "):
+        lines = text.splitlines()
+        for mark, explanation in _EXPLANATIONS.items():
+            if mark in text:
+                lines = [explanation]
+        record.msg, record.args = "\n".join(lines[:3]), ()
+    return True
 
 
 def _open_connection(address: NodeAddress) -> AbstractContextManager[tuple[Any, ...]]:

@@ -28,7 +28,7 @@ from typing import Any
 from fedgsca.config import OWN_FEATURES, Config, load_config, to_toml
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.hospital.consortium import TEMPLATES, Consortium, Hospital
-from fedgsca.methods.compose import head_rounds
+from fedgsca.methods.base import head_rounds
 from fedgsca.support.files import write_atomic
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text

@@ -23,7 +23,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,17 +79,28 @@ class Ledger:
 
     def __init__(self, settings: SiteSettings) -> None:
         self.path = Path(settings.state).expanduser() / FILE_NAME
+        self._known_entries: list[LedgerEntry] = []
+        self._known_part = (0, hashlib.sha256(b"").digest())  # size of the file then, and digest
 
     def entries(self) -> list[LedgerEntry]:
-        """All entries; an error names the first one that is not what was written."""
-        entries: list[LedgerEntry] = []
-        previous = _FIRST
-        for number, line in enumerate(self._lines(), 1):
+        """All entries; an error names the first one that is not what was written.
+
+        Entries that were verified before, in bytes that have not changed, are not parsed again.
+        """
+        content = self._content()
+        size, digest = self._known_part
+        entries = list(self._known_entries)
+        if hashlib.sha256(content[:size]).digest() != digest:
+            entries, size = [], 0
+        previous = entries[-1].digest if entries else _FIRST
+        for number, line in enumerate(content[size:].splitlines(), len(entries) + 1):
             entry = _parse(line)
             if entry is None or (entry.number, entry.previous) != (number, previous):
                 raise self._broken(number)
             entries.append(entry)
             previous = entry.digest
+        self._known_entries = entries
+        self._known_part = (len(content), hashlib.sha256(content).digest())
         return entries
 
     def agreement(self, experiment: str, today: datetime.date | None = None) -> LedgerEntry | None:
@@ -123,37 +134,34 @@ class Ledger:
     def _append(
         self, event: str, experiment: str, person: str, values: Mapping[str, object]
     ) -> LedgerEntry:
-        lines = list(self._lines())
-        last = _parse(lines[-1]) if lines else None
-        if lines and (last is None or last.number != len(lines)):
-            raise self._broken(len(lines))
+        entries = self.entries()
         entry = LedgerEntry(
-            number=len(lines) + 1,
+            number=len(entries) + 1,
             time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             event=event,
             experiment=experiment,
             person=person,
             version=__version__,
-            previous=_FIRST if last is None else last.digest,
+            previous=entries[-1].digest if entries else _FIRST,
         )
         entry = replace(entry, **values).with_digest()  # type: ignore[arg-type]
         handle = os.open(self.path, GROWING_FILE, PRIVATE)
         try:
             # an entry that a power cut left unfinished: its answer has not left
-            os.ftruncate(handle, sum(len(line) + 1 for line in lines))
+            os.ftruncate(handle, self._known_part[0])
             os.write(handle, json.dumps(entry.to_json(), sort_keys=True).encode() + b"\n")
             os.fsync(handle)
         finally:
             os.close(handle)
         return entry
 
-    def _lines(self) -> Iterator[bytes]:
-        """Complete lines."""
+    def _content(self) -> bytes:
+        """The complete lines."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
-            return
-        yield from content.split(b"\n")[:-1]
+            return b""
+        return content[: content.rfind(b"\n") + 1]
 
     def _broken(self, number: int) -> RunFolderError:
         return RunFolderError(
@@ -181,7 +189,7 @@ def _parse(line: bytes) -> LedgerEntry | None:
 def describe_experiment(config: Config) -> list[tuple[str, str]]:
     """(subject, text): what somebody who agrees to an experiment should know."""
     from fedgsca.federation.filters.claims import describe_aggregation
-    from fedgsca.methods.compose import head_rounds
+    from fedgsca.methods.base import head_rounds
 
     weights = "of the last layer" if config.model.frozen else "of the whole network"
     leaving = [f"the weights {weights}", "the number of training images"]
@@ -210,6 +218,7 @@ class Gate:
     def __init__(self, settings_path: Path, ask: Callable[[bytes], bytes]) -> None:
         self.settings_path = settings_path
         self.ask_worker = ask
+        self.ledger: Ledger | None = None  # kept for what it has verified
 
     def ask(self, request: bytes) -> bytes:
         """The site's answer to an encoded message. An error means that nothing may leave."""
@@ -218,7 +227,7 @@ class Gate:
         experiment = str(header["terms"]["fingerprint"])
         try:
             settings = read_settings(self.settings_path)
-            ledger = Ledger(settings)
+            ledger = self._open_ledger(settings)
             person = self._allowed_by(settings, ledger, experiment)
         except FedgscaError as error:
             return _refuse(message, error)
@@ -235,6 +244,12 @@ class Gate:
             except FedgscaError as error:
                 return _refuse(message, error)
         return answer
+
+    def _open_ledger(self, settings: SiteSettings) -> Ledger:
+        ledger = Ledger(settings)
+        if self.ledger is None or self.ledger.path != ledger.path:
+            self.ledger = ledger
+        return self.ledger
 
     def _allowed_by(self, settings: SiteSettings, ledger: Ledger, experiment: str) -> str | None:
         if settings.data is None:

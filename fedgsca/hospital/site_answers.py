@@ -46,7 +46,7 @@ from fedgsca.hospital.messages import (
 )
 from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
 from fedgsca.hospital.site_worker import OutdatedWorkerError
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import compose_method
 from fedgsca.methods.site_store import Store
 from fedgsca.support.files import write_atomic
 from fedgsca.support.registry import is_import_path
@@ -210,7 +210,13 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
         if not (place.folder / "config.toml").exists():  # for withdrawals between rounds
             write_atomic(place.folder / "config.toml", to_toml(build(terms.config)).encode())
     method = compose_method(config)
-    return SiteRunner(experiment, method, place.folder, is_hospital=place.is_hospital)
+    return SiteRunner(
+        experiment,
+        method,
+        place.folder,
+        is_hospital=place.is_hospital,
+        sends_diagnostics=settings.diagnostics or not has_own_images,
+    )
 
 
 def with_own_weights(config: Config, settings: SiteSettings) -> Config:

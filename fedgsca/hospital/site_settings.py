@@ -35,6 +35,11 @@ class SiteSettings(Section):
         description="import paths of networks (package.module:function) that an experiment may"
         " use; without them, no message can make this site import code",
     )
+    diagnostics: bool = Field(
+        default=False,
+        description="send numbers about its labels, such as the share that looks wrong; the"
+        " coordinator shows them beside its name",
+    )
 
     def __hash__(self) -> int:
         """By all values, class names included: the runner of a site is cached by its settings."""

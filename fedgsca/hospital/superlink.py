@@ -103,11 +103,12 @@ def serve_superlink(place: SuperLinkPlace) -> None:
         _open_socket(place.listen, place.port) as nodes,
         _open_socket(LOOPBACK, place.control_port) as control,
     ):
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        logging.getLogger("flwr").setLevel(logging.WARNING)
+        logging.getLogger("flwr").propagate = False  # it prints by itself
         app = create_app(_flower_settings(place), SuperLinkLifespan)
         admission = KeyFolder(place.folder / "keys", app.state.linkstate_factory.state())
         admission.update()
-        for name in ("flwr", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
         log.info("hospitals connect to %s port %d", place.listen, place.port)
         log.info("commands are accepted on %s port %d only", LOOPBACK, place.control_port)
         asyncio.run(_serve(place, app, nodes, control, admission))
@@ -115,8 +116,11 @@ def serve_superlink(place: SuperLinkPlace) -> None:
 
 def _open_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_dual = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server(
+            (host, port), family=family, backlog=2048, dualstack_ipv6=is_dual
+        )
     except OSError as error:
         raise ConfigError(
             "deploy.port-in-use",
@@ -299,7 +303,10 @@ class KeyFolder:
                 self.state.create_node(
                     NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name
                 )
-            log.info("admitted: %s", name)
+            if self.state.get_node_id_by_public_key(key) is None:
+                log.warning("%s needs a new key: somebody has unregistered this one", name)
+            else:
+                log.info("admitted: %s", name)
         for _, name in self.names.items() - names.items():
             log.info("shut out: %s", name)
         self.names = names

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedgsca.config import Config, Tree, build
 from fedgsca.errors import RunFolderError
-from fedgsca.federation.records import Comparison, ComparisonCell, RoundRecord, RunResult, finite
+from fedgsca.federation.records import RoundRecord, RunResult, finite
 from fedgsca.federation.run_folder import dumps, read_rounds, read_setup
 from fedgsca.federation.samples import check_weights
 from fedgsca.lab import runner
@@ -31,6 +31,7 @@ from fedgsca.lab.plan import (
     save_plan,
     unique_values,
 )
+from fedgsca.lab.records import Comparison, ComparisonCell
 from fedgsca.lab.report.comparison_columns import (
     class_tables,
     difference_sentences,

@@ -12,9 +12,10 @@ from pathlib import Path
 from fedgsca.config import to_toml
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.federation import checkpoint
-from fedgsca.federation.records import Comparison, RunResult
+from fedgsca.federation.records import RunResult
 from fedgsca.federation.run_folder import read_config, read_result, read_setup
 from fedgsca.lab.comparison import make_cell
+from fedgsca.lab.records import Comparison
 from fedgsca.lab.report.run_facts import method_title
 from fedgsca.support.files import make_folders, write_atomic
 from fedgsca.support.text import join_words

@@ -18,13 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedgsca.errors import ConfigError, MissingExtraError, RunFolderError
-from fedgsca.federation.records import (
-    ComparisonCell,
-    RoundRecord,
-    setting_name,
-    setting_value,
-)
+from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.run_folder import read_config, read_setup
+from fedgsca.lab.records import ComparisonCell, setting_name, setting_value
 
 if TYPE_CHECKING:
     import pandas as pd

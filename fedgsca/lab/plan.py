@@ -30,14 +30,14 @@ from fedgsca.config import (
     unflatten,
 )
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.federation.records import (
+from fedgsca.federation.run_folder import dumps
+from fedgsca.lab.records import (
     ComparisonVariant,
     PrintedNumbers,
     all_variants,
     setting_name,
     setting_value,
 )
-from fedgsca.federation.run_folder import dumps
 from fedgsca.lab.report.comparison_rows import BASELINE, CEILING
 from fedgsca.lab.report.run_facts import method_title
 from fedgsca.lab.runner import GridCell, Role, describe_changes
@@ -184,7 +184,7 @@ def parse_rows(items: Iterable[str]) -> dict[str, PlanRow]:
         label, sign, text = item.partition("=")
         method, *settings = [part.strip() for part in text.split(",")]
         name = slug(label.strip()).lower()
-        if not sign or not name or not all("=" in part for part in settings):
+        if not sign or not label.strip() or not all("=" in part for part in settings):
             raise ConfigError(
                 "grid.invalid-row",
                 f"--row {item!r} does not have the form NAME=METHOD,KEY=VALUE,...",

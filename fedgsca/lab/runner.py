@@ -16,9 +16,10 @@ from typing import Literal, Protocol
 from fedgsca.config import Config, Difference, differences
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
 from fedgsca.federation.base import RunObserver
-from fedgsca.federation.records import NO_VARIANT, ComparisonVariant, RunResult
+from fedgsca.federation.records import RunResult
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_config
+from fedgsca.lab.records import NO_VARIANT, ComparisonVariant
 
 Role = Literal["method", "ceiling", "clean"]
 # name of a cell -> its result

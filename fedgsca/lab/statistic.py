@@ -28,7 +28,6 @@ from statistics import fmean
 import numpy as np
 
 from fedgsca.federation.final_statistics import FinalPredictions
-from fedgsca.federation.records import PairedDifference
 from fedgsca.federation.score_intervals import (
     DRAWS,
     MIN_UNITS,
@@ -38,6 +37,7 @@ from fedgsca.federation.score_intervals import (
     quantile_interval,
     rate_matrices,
 )
+from fedgsca.lab.records import PairedDifference
 from fedgsca.rng import stream
 from fedgsca.support.text import plural, signed
 

@@ -16,9 +16,9 @@ from statistics import fmean
 
 from fedgsca.config import Tree, merge
 from fedgsca.errors import ConfigError
-from fedgsca.federation.records import Comparison
 from fedgsca.federation.run_folder import read_rounds, read_timing
 from fedgsca.lab.plan import ComparisonPlan, is_clean
+from fedgsca.lab.records import Comparison
 from fedgsca.lab.report.comparison_rows import BASELINE
 from fedgsca.lab.runner import damaged_run, folder_of
 from fedgsca.metrics import HEADLINE_ROUNDS

@@ -16,19 +16,14 @@ import numpy as np
 from fedgsca.data.class_names import read_folder_names
 from fedgsca.data.file_list import normal_path
 from fedgsca.data.readers.folder import COLUMNS
-from fedgsca.data.relabel import (
-    LabelChange,
-    count_pairs,
-    is_log_of,
-    log_path,
-    write_log,
-)
+from fedgsca.data.relabel import LabelChange, count_pairs, is_log_of, log_path, write_log
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.labels.audit_images import content_hash
 from fedgsca.labels.audit_table import Audit, find_audits, read_audit
-from fedgsca.labels.consensus import Consensus, find_consensus
+from fedgsca.labels.consensus import Consensus, find_consensus, unknown_reviewer
 from fedgsca.labels.decisions import Decision, Decisions
+from fedgsca.labels.protocol import ReviewResult, load_texts, write_protocol
 from fedgsca.labels.site_data import SiteData, open_audited_sites, split_source
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels
 from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
@@ -66,31 +61,34 @@ class CorrectedLabels:
     has_noise: bool
     # labels that the file marks as checked, with those of earlier reviews
     num_checked: int = 0
+    # the page to print and sign
+    protocol: Path | None = None
 
 
 def apply_decisions(
-    path: Path | str, *, prefer: str | None = None, out: Path | str | None = None
+    path: Path | str,
+    *,
+    prefer: str | None = None,
+    without: Sequence[str] = (),
+    out: Path | str | None = None,
+    language: str = "",
 ) -> CorrectedLabels:
     """Write the corrected labels of one audit, or of all audits of a run.
 
     Labels that all reviewers agree on are changed, and they are marked as checked, also if they do
     not change; labels that nobody reviewed, disputed labels and labels that nobody could tell stay
-    as given. `prefer` names the reviewer who settles disputes,
-    `out` the file to write (default: labels.corrected.csv beside the original). Nothing is
-    overwritten.
+    as given. `prefer` names the reviewer who settles disputes, `without` people whose decisions do
+    not count, `out` the file to write (default: labels.corrected.csv beside the original),
+    `language` that of the page to sign. Nothing is overwritten.
     """
+    load_texts(language)
     audits = [read_audit(folder) for folder in find_audits(Path(path))]
-    outcomes = _find_outcomes(audits, prefer)
-    if not outcomes:
-        raise RunFolderError(
-            "audit.no-decisions",
-            f"nobody has decided about a label in {path} yet",
-            fix=f"run `fedgsca review {audits[0].path}`",
-        )
+    outcomes = _find_outcomes(audits, prefer, without)
     run = (audits[0].path / audits[0].header.run).resolve()
     sites = open_audited_sites(audits[0])
     _check_source_images(sites)
     labels = _given_labels(sites)
+    old_labels = labels.copy()
     checked = _checked_labels(sites)
     num_checked = checked.count
     changes: list[LabelChange] = []
@@ -107,26 +105,44 @@ def apply_decisions(
     file = _choose_file(site_data, run, None if out is None else Path(out))
     content, num_unused = _render_labels(site_data, labels, checked)
     remove_abandoned(file.parent, f"{glob.escape(file.stem)}*.tmp")
-    write_log(file, content, _log_facts(run, outcomes, counts, changes, prefer), changes)
+    facts = _log_facts(run, outcomes, counts, changes, _describe_policy(outcomes, prefer, without))
+    write_log(file, content, facts, changes)
     write_atomic(file, content)
-    return CorrectedLabels(run, file, counts, changes, num_unused, has_noise, checked.count)
+    train = site_data.table.rows("train")
+    result = ReviewResult(
+        audits=[audit for audit in audits if audit.site in outcomes],
+        counts=counts.to_json(),
+        changes=[(change.old, change.new) for change in changes],
+        classes=site_data.table.classes,
+        old_labels=old_labels[train],
+        new_labels=labels[train],
+        without=without,
+    )
+    page = write_protocol(file, result, language)
+    return CorrectedLabels(run, file, counts, changes, num_unused, has_noise, checked.count, page)
 
 
-def _find_outcomes(audits: Sequence[Audit], prefer: str | None) -> dict[str, Consensus]:
-    """Site -> outcome, of the sites with decisions."""
+def _find_outcomes(
+    audits: Sequence[Audit], prefer: str | None, without: Sequence[str]
+) -> dict[str, Consensus]:
+    """Site -> outcome, of the sites with decisions that count, at least one."""
+    opened_decisions = {audit.site: Decisions(audit.path) for audit in audits}
+    names: set[str] = set()
+    for decisions in opened_decisions.values():
+        names.update(decisions.reviewers())
+    for name in without:
+        if name not in names:
+            raise unknown_reviewer(name, "--without", sorted(names), audits[0].path)
     outcomes = {}
-    for audit in audits:
-        decisions = Decisions(audit.path)
-        if not decisions.reviewers():
-            continue
-        if audit.header.split == "test":
-            raise DataError(
-                "audit.test-labels-not-applied",
-                f"{audit.path} is an audit of test images, whose labels are locked",
-                fix="correct the source by hand if you must; results before and after cannot be"
-                " compared then",
-            )
-        outcomes[audit.site] = find_consensus(decisions, prefer=prefer)
+    for site, decisions in opened_decisions.items():
+        if set(decisions.reviewers()) - set(without):
+            outcomes[site] = find_consensus(decisions, prefer=prefer, without=without)
+    if not outcomes:
+        raise RunFolderError(
+            "audit.no-decisions",
+            f"nobody has decided about a label in {audits[0].path} yet",
+            fix=f"run `fedgsca review {audits[0].path}`",
+        )
     return outcomes
 
 
@@ -252,7 +268,7 @@ def _log_facts(
     outcomes: Mapping[str, Consensus],
     counts: DecisionCounts,
     changes: Sequence[LabelChange],
-    prefer: str | None,
+    policy: str,
 ) -> dict[str, Any]:
     """What the log says beside the changes themselves."""
     from fedgsca.lab.report.previous_run import snapshot_run
@@ -261,11 +277,6 @@ def _log_facts(
     for outcome in outcomes.values():
         for decisions in outcome.by_row().values():
             reviewers.update(decision.reviewer for decision in decisions)
-    policy = "unanimous"
-    if any(map(_has_adjudication, outcomes.values())):
-        policy += ", else the adjudication"
-    if prefer is not None:
-        policy += f", else {prefer}"
     previous_run = snapshot_run(run)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -276,6 +287,20 @@ def _log_facts(
         "pairs": count_pairs((change.old, change.new) for change in changes),
         "before": None if previous_run is None else previous_run.to_json(),
     }
+
+
+def _describe_policy(
+    outcomes: Mapping[str, Consensus], prefer: str | None, without: Sequence[str]
+) -> str:
+    """Whose labels count, in words for the log."""
+    policy = "unanimous"
+    if any(map(_has_adjudication, outcomes.values())):
+        policy += ", else the adjudication"
+    if prefer is not None:
+        policy += f", else {prefer}"
+    if without:
+        policy += f"; without {', '.join(without)}"
+    return policy
 
 
 def _has_adjudication(outcome: Consensus) -> bool:

@@ -14,12 +14,7 @@ import numpy as np
 from fedgsca.errors import DataError
 from fedgsca.labels.audit_table import Audit, read_audit, reading_audit_file
 from fedgsca.labels.second_opinion import order_by_similarity
-from fedgsca.labels.site_data import (
-    SiteData,
-    open_audited_sites,
-    select_site,
-    select_test_split,
-)
+from fedgsca.labels.site_data import SiteData, open_audited_sites, select_site
 
 MAX_PIXELS = 2048  # longer side of an image sent to a browser
 JPEG_QUALITY = 85
@@ -55,11 +50,7 @@ class AuditImages:
         """Open the data of an audit, or of the only audit in a folder; it must be unchanged."""
         audit = path if isinstance(path, Audit) else read_audit(path)
         sites = open_audited_sites(audit)
-        if audit.header.split == "test":
-            site_data = select_test_split(next(iter(sites.values())))
-        else:
-            site_data = select_site(audit.path, sites, audit.site)
-        return AuditImages(site_data, audit)
+        return AuditImages(select_site(audit.path, sites, audit.site), audit)
 
     def __len__(self) -> int:
         return len(self.site_data)
@@ -99,17 +90,31 @@ class AuditImages:
         from fedgsca.data.image_files import UnreadableImageError, decode_full_size
 
         network_input = self.array(row)
-        root = self.site_data.originals
-        if root is None:
-            return network_input
-        table = self.site_data.table
-        path = (root / str(table.ids[self.site_data.rows[row]])).resolve()
-        if not path.is_relative_to(root.resolve()):  # a link that leads out of the data
+        path = self._file(row)
+        if path is None:
             return network_input
         try:
-            return decode_full_size(path, table.white or 65535)
+            return decode_full_size(path, self.site_data.table.white or 65535)
         except UnreadableImageError:
             return network_input
+
+    def dicom_uids(self, row: int) -> dict[str, str]:
+        """Study, series and instance of a DICOM file, by which a viewer opens it; else empty."""
+        from fedgsca.data.dicom import NoImageError, read_uids
+
+        path = self._file(row)
+        try:
+            return {} if path is None else read_uids(path)
+        except NoImageError:
+            return {}
+
+    def _file(self, row: int) -> Path | None:
+        """The original file; None without one, or for a link that leads out of the data."""
+        root = self.site_data.originals
+        if root is None:
+            return None
+        path = (root / str(self.site_data.table.ids[self.site_data.rows[row]])).resolve()
+        return path if path.is_relative_to(root.resolve()) and path.is_file() else None
 
     def neighbours(self, row: int, k: int = 3) -> CleanNeighbours:
         """Up to k similar clean examples of the given and of the suggested class."""

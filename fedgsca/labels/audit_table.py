@@ -24,6 +24,7 @@ import numpy as np
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import AuditSummary, LabelSummary
 from fedgsca.labels.decisions import Decisions
+from fedgsca.labels.score import evidence_level
 from fedgsca.support.csv_table import write_cells
 from fedgsca.support.files import (
     make_private_folder,
@@ -66,6 +67,8 @@ class Suspect:
     priority: bool
     # name of the second opinion -> label and confidence
     opinions: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    # identical and near-identical images with another label: row, id and label of each
+    copies: tuple[tuple[int, str, str], ...] = ()
 
     def to_json(self) -> bytes:
         """The line of suspects.jsonl."""
@@ -81,20 +84,35 @@ class Suspect:
         opinions = {}
         for source, (name, confidence) in values.pop("opinions", {}).items():
             opinions[source] = (str(name), float(confidence))
-        return Suspect(**values, suggestion=suggestion, runners_up=runners_up, opinions=opinions)
+        copies = [
+            (int(row), str(name), str(label)) for row, name, label in values.pop("copies", ())
+        ]
+        return Suspect(
+            **values,
+            suggestion=suggestion,
+            runners_up=runners_up,
+            opinions=opinions,
+            copies=tuple(copies),
+        )
 
 
 FILE_KEYS = {"suggestion": "suggested", "runners_up": "others"}  # attribute -> key in the files
-_SCALARS = tuple(f.name for f in fields(Suspect) if f.name not in ("runners_up", "opinions"))
-COLUMNS = tuple(FILE_KEYS.get(name, name) for name in _SCALARS)
+COLUMNS = tuple(FILE_KEYS.get(f.name, f.name) for f in fields(Suspect))
 CSV_HEADER = (
-    *COLUMNS[:7],
+    "rank",
+    "row",
+    "id",
+    "hash",
+    "given",
+    "suggested",
+    "evidence",
     "second",
-    "second_probability",
     "third",
-    "third_probability",
-    *COLUMNS[7:],
+    "suspicion",
+    "reason",
+    "priority",
     "opinions",
+    "copies",
 )
 
 
@@ -151,7 +169,7 @@ class Audit:
 
     def open_decisions(self) -> Decisions:
         """The decisions of all reviewers about these labels; scripts add theirs with `record`."""
-        return Decisions(self.path, self.classes)
+        return Decisions(self.path, self.classes, self.header.order)
 
     def ranked_labels(self) -> Iterator[Suspect]:
         """All labels of the site, the most suspicious first, one in memory at a time."""
@@ -315,26 +333,27 @@ def reading_audit_file(path: Path) -> Iterator[None]:
 
 
 def _csv_cells(suspect: Suspect) -> list[object]:
-    """The label as a line of audit.csv, in the order of CSV_HEADER."""
-    cells = [_csv_cell(getattr(suspect, name)) for name in _SCALARS]
-    runners_up: list[object] = []
-    for name, probability in suspect.runners_up[:2]:
-        runners_up += [name, _csv_cell(probability)]
-    runners_up += [""] * (4 - len(runners_up))
-    opinions = []
-    for source, (label, confidence) in sorted(suspect.opinions.items()):
-        opinions.append(f"{source}: {label} {confidence:.2f}")
-    return [*cells[:7], *runners_up, *cells[7:], "; ".join(opinions)]
-
-
-def _csv_cell(value: object) -> object:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return value
+    """The label as a line of audit.csv, in the order of CSV_HEADER; levels, not probabilities."""
+    names = [name for name, _ in suspect.runners_up[:2]]
+    opinions = [
+        f"{source}: {label} ({evidence_level(confidence)})"
+        for source, (label, confidence) in sorted(suspect.opinions.items())
+    ]
+    return [
+        suspect.rank,
+        suspect.row,
+        suspect.id,
+        suspect.hash,
+        suspect.given,
+        suspect.suggestion,
+        evidence_level(suspect.probability),
+        *[*names, "", ""][:2],
+        f"{suspect.suspicion:.4f}",
+        suspect.reason,
+        "yes" if suspect.priority else "no",
+        "; ".join(opinions),
+        "; ".join(f"{name}: {label}" for _, name, label in suspect.copies),
+    ]
 
 
 def _dump(value: object) -> bytes:

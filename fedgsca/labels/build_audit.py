@@ -6,17 +6,22 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from fedgsca.data.duplicates import find_contradictions
 from fedgsca.errors import DataError
 from fedgsca.federation.label_evidence import read_evidence, read_header
 from fedgsca.federation.records import (
+    CANNOT_TELL,
+    COUNT_HOLDS,
+    SITES_DIFFER,
     AuditData,
     AuditSummary,
     ClassAudit,
+    CopySummary,
     LabelSummary,
     RankingTruth,
     SuspectPair,
@@ -24,31 +29,18 @@ from fedgsca.federation.records import (
 )
 from fedgsca.labels import score
 from fedgsca.labels.audit_images import content_hash
-from fedgsca.labels.audit_table import (
-    COLUMNS,
-    VERSION,
-    Audit,
-    Suspect,
-    write_audit,
-)
-from fedgsca.labels.model_outputs import judge_test_labels
+from fedgsca.labels.audit_table import COLUMNS, VERSION, Audit, Suspect, write_audit
 from fedgsca.labels.second_opinion import SecondOpinion, ask_second_opinion, unit_vectors
 from fedgsca.labels.site_data import SiteData
 from fedgsca.labels.wrong_count import CountModels, fit_models
 from fedgsca.metrics import auroc
 from fedgsca.support.files import remove_quietly, write_atomic
 
-EFFORT_STEPS = 20  # points of the curve of review effort
-
-
+# a class of which so large a share looks wrong is no count of wrong labels, if it has so many
+DIFFERING_SHARE = 0.75
+MIN_DIFFERING = 8
 # in place of a method's name, in the audit of a folder without a run
 FOLDER_AUDIT = "alone"
-TEST_WARNING = (
-    "These are test labels. They decide how good every model looks. Correcting only the labels"
-    " that a model doubts improves that model's score without making the model better, and no later"
-    " score can be compared with an earlier one. If test labels must be corrected, let people who"
-    " do not see the model's opinion label all of them again, or a random sample."
-)
 NO_IMAGES_WARNING = (
     "This data has features and no images, so there are no pictures here. Find each sample by its"
     " name in your own system before you decide about its label."
@@ -63,6 +55,8 @@ class LabelAssessment:
     ranking: score.LabelRanking
     models: CountModels
     opinions: Mapping[str, SecondOpinion]
+    # of rows: (near-)identical images with different labels
+    pairs: Sequence[tuple[int, int]] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -76,17 +70,15 @@ def audit_site(
     out: Path,
     *,
     quota: float = 0.1,
+    review: int | None = None,
     opinions: Sequence[str] = (),
-    split: str = "train",
 ) -> Audit:
-    """Rank the labels of one site (or of the test set, if `split` is "test") and write the audit.
+    """Rank the labels of one site and write the audit.
 
-    `quota` is the share of labels to review, `opinions` are names of second opinions.
+    `quota` is the share of labels to review, `review` their number in place of a share, `opinions`
+    are names of second opinions.
     """
-    if split == "test":
-        judgement = judge_test_labels(site_data, run)
-    else:
-        judgement = read_evidence(run, site_data.site)
+    judgement = read_evidence(run, site_data.site)
     if len(judgement.probs) != len(site_data):
         raise DataError(
             "audit.evidence-mismatch",
@@ -95,13 +87,18 @@ def audit_site(
             fix="restore the data and the configuration of the run",
         )
     ranking = score.rank_labels(judgement, site_data.given, quota, site_data.checked)
+    pairs = find_contradictions(site_data.table, site_data.rows, site_data.given)
+    ranking = score.list_copies_first(ranking, site_data.given, pairs)
+    if review is not None:
+        first_rows = np.isin(np.arange(len(site_data)), ranking.order[:review])
+        ranking = replace(ranking, priority=first_rows)
     models = fit_models(judgement, site_data.given, site_data.checked)
     second_opinions = _ask_second_opinions(opinions, site_data, run)
-    assessment = LabelAssessment(site_data, ranking, models, second_opinions)
+    assessment = LabelAssessment(site_data, ranking, models, second_opinions, pairs)
     clean_rows = score.select_clean_examples(site_data.given, ranking)
     _write_features(assessment, clean_rows, run, out)
     clean = {assessment.classes[label]: rows.tolist() for label, rows in clean_rows.items()}
-    header = _build_header(assessment, run, out, split)
+    header = _build_header(assessment, run, out)
     return write_audit(out, header, _list_suspects(assessment), clean)
 
 
@@ -136,10 +133,14 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
     opinions = {}
     for name, opinion in assessment.opinions.items():
         opinions[name] = (classes[opinion.labels[row]], _rounded(opinion.confidence[row]))
+    ids = site_data.table.ids[site_data.rows]
+    copies = []
+    for copy in ranking.copies.get(row, ()):
+        copies.append((copy, str(ids[copy]), classes[site_data.given[copy]]))
     return Suspect(
         rank=rank,
         row=row,
-        id=str(site_data.table.ids[site_data.rows[row]]),
+        id=str(ids[row]),
         hash=content_hash(site_data.content(row)),
         given=classes[given],
         suggestion=classes[suggestion],
@@ -149,6 +150,7 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
         reason=score.describe_label(ranking, row, given, classes),
         priority=bool(ranking.priority[row]),
         opinions=opinions,
+        copies=tuple(copies),
     )
 
 
@@ -156,14 +158,11 @@ def _rounded(value: float, digits: int = 4) -> float:
     return round(float(value), digits)
 
 
-def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str) -> AuditSummary:
+def _build_header(assessment: LabelAssessment, run: Path, out: Path) -> AuditSummary:
     site_data = assessment.site_data
     checked = assessment.ranking.checked
     config = site_data.config
-    is_alone = split == "train" and read_header(run, site_data.site).is_alone
-    warning = None if site_data.table.has_images else NO_IMAGES_WARNING
-    if split == "test":
-        warning = TEST_WARNING
+    is_alone = read_header(run, site_data.site).is_alone
     return AuditSummary(
         run=os.path.relpath(run, out),
         site=site_data.site,
@@ -175,13 +174,13 @@ def _build_header(assessment: LabelAssessment, run: Path, out: Path, split: str)
         ),
         classes=assessment.classes,
         method=FOLDER_AUDIT if is_alone else config.method,
-        split=split,
-        warning=warning,
+        warning=None if site_data.table.has_images else NO_IMAGES_WARNING,
         summary=summarise_labels(assessment),
         version=VERSION,
         num_labels=len(site_data),
         columns=COLUMNS,
         num_checked=None if checked is None else checked.count,
+        order=site_data.table.order,
     )
 
 
@@ -189,7 +188,12 @@ def summarise_labels(assessment: LabelAssessment) -> LabelSummary:
     """Numbers about the site's labels as a whole; in a simulation also the ranking's quality."""
     site_data = assessment.site_data
     ranking = assessment.ranking
-    errors = score.count_errors(assessment.models, len(site_data))
+    classes = _summarise_classes(assessment)
+    differing = [i for i, entry in enumerate(classes) if entry.verdict == SITES_DIFFER]
+    count_mask = ~np.isin(site_data.given, differing) if differing else None
+    errors = score.count_errors(assessment.models, len(site_data), count_mask)
+    copies = _summarise_copies(assessment)
+    least = 0 if copies is None else copies.least_wrong
     truth = None
     if site_data.truth is not None:
         # rows of the listed labels, ascending: the list is measured by itself
@@ -198,12 +202,22 @@ def summarise_labels(assessment: LabelAssessment) -> LabelSummary:
         truth = measure_ranking(np.searchsorted(rows, ranking.order), wrong)
     return LabelSummary(
         labels=len(site_data),
-        estimated_wrong=_round_estimate(errors),
+        estimated_wrong=_round_estimate(errors, least),
         suspects=int(ranking.priority.sum()),
-        per_class=_summarise_classes(assessment),
+        per_class=classes,
         confusions=_count_confusions(assessment, round(errors.count)),
         truth=truth,
+        copies=copies,
     )
+
+
+def _summarise_copies(assessment: LabelAssessment) -> CopySummary | None:
+    ranking = assessment.ranking
+    if not ranking.copies:
+        return None
+    least_wrong = score.count_certain_errors(assessment.pairs, ranking.checked)
+    open_pairs = [pair for pair in assessment.pairs if not ranking.copies.keys().isdisjoint(pair)]
+    return CopySummary(len(open_pairs), len(ranking.copies), least_wrong)
 
 
 def _summarise_classes(assessment: LabelAssessment) -> tuple[ClassAudit, ...]:
@@ -214,8 +228,22 @@ def _summarise_classes(assessment: LabelAssessment) -> tuple[ClassAudit, ...]:
         mask = given == label
         errors = score.count_errors(assessment.models, len(given), mask)
         suspects = int(np.count_nonzero(ranking.priority & mask))
-        classes.append(ClassAudit(name, int(mask.sum()), _round_estimate(errors), suspects))
+        num_labels = int(mask.sum())
+        verdict = judge_class(errors, num_labels)
+        classes.append(ClassAudit(name, num_labels, _round_estimate(errors), suspects, verdict))
     return tuple(classes)
+
+
+def judge_class(errors: score.ErrorEstimate, num_labels: int) -> str:
+    """What can be said about a class with this many labels: one of the verdicts of ClassAudit.
+
+    People mislabel some images of a class. If nearly all look wrong, the site and the evidence mean
+    something else by the class, or its images look different here.
+    """
+    if not errors.can_tell:
+        return CANNOT_TELL
+    is_whole = num_labels >= MIN_DIFFERING and errors.count >= DIFFERING_SHARE * num_labels
+    return SITES_DIFFER if is_whole else COUNT_HOLDS
 
 
 def _count_confusions(assessment: LabelAssessment, count: int) -> tuple[SuspectPair, ...]:
@@ -229,9 +257,11 @@ def _count_confusions(assessment: LabelAssessment, count: int) -> tuple[SuspectP
     return tuple(SuspectPair(names[a], names[b], number) for (a, b), number in pairs)
 
 
-def _round_estimate(errors: score.ErrorEstimate) -> WrongEstimate:
+def _round_estimate(errors: score.ErrorEstimate, least: int = 0) -> WrongEstimate:
+    """In whole labels; so many are wrong at least."""
     is_unsure = None if errors.can_tell else True
-    return WrongEstimate(round(errors.count), int(errors.low), round(errors.high), is_unsure)
+    low, count, high = int(errors.low), round(errors.count), round(errors.high)
+    return WrongEstimate(max(count, least), max(low, least), max(high, least), is_unsure)
 
 
 def _write_features(
@@ -278,17 +308,14 @@ def measure_ranking(order: np.ndarray, wrong: np.ndarray) -> RankingTruth:
     errors = int(wrong.sum())
     scores = np.empty(n)
     scores[order] = -np.arange(n, dtype=np.float64)
-    errors_up_to = np.concatenate([[0], np.cumsum(wrong[order])])  # (n + 1,) by labels reviewed
     precision: dict[str, float | None] = {}
     recall: dict[str, float | None] = {}
     for name, k in (("10%", first_tenth(n)), ("errors", errors)):
         precision[name] = precision_at(order, wrong, k) if errors else None
-        recall[name] = int(errors_up_to[k]) / errors if errors and k else None
-    steps = sorted({round(n * i / EFFORT_STEPS) for i in range(EFFORT_STEPS + 1)})
+        recall[name] = int(wrong[order[:k]].sum()) / errors if errors and k else None
     return RankingTruth(
         num_wrong=errors,
         auroc=auroc(scores, wrong),
         precision_at=precision,
         recall_at=recall,
-        effort=tuple((k, int(errors_up_to[k])) for k in steps),
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,8 @@ class ReviewerAgreement(Record):
     # of these, images with the same label
     num_equal: int = field(metadata=stored_as("agree"))
     kappa: float | None
+    # with linear weights; None where classes have no order
+    weighted_kappa: float | None
     conflicts: tuple[ReviewConflict, ...]
 
 
@@ -104,25 +107,34 @@ def images_per_minute(decisions: Sequence[Decision]) -> float | None:
     return 60.0 * len(times) / sum(times) if times else None
 
 
-def cohens_kappa(first: Sequence[str], second: Sequence[str]) -> float | None:
-    """Agreement beyond chance: (p_o - p_e) / (1 - p_e).
+def cohens_kappa(
+    first: Sequence[str], second: Sequence[str], order: Sequence[str] = ()
+) -> float | None:
+    """Agreement beyond chance: 1 - d_o / d_e, the disagreement over that expected by chance.
 
-    None where chance alone explains everything: no pairs, or one label only.
+    With the `order` of the classes, a disagreement weighs as much as they are steps apart (linear
+    weighted kappa). None where chance explains everything: no pairs, or one label only.
     """
-    n = len(first)
-    if n == 0:
-        return None
-    p_o = sum(a == b for a, b in zip(first, second, strict=True)) / n
-    first_counts = Counter(first)
-    second_counts = Counter(second)
-    p_e = sum(first_counts[label] * second_counts[label] for label in first_counts) / n**2
-    return None if p_e == 1 else (p_o - p_e) / (1 - p_e)
+    places = {label: place for place, label in enumerate(order)}
+
+    def distance(one: str, two: str) -> int:
+        return abs(places[one] - places[two]) if order else int(one != two)
+
+    distance_sum = sum(distance(one, two) for one, two in zip(first, second, strict=True))
+    chance_sum = 0
+    for one, count in Counter(first).items():
+        for two, other_count in Counter(second).items():
+            chance_sum += count * other_count * distance(one, two)
+    return None if chance_sum == 0 else 1 - distance_sum * len(first) / chance_sum
 
 
 def measure_agreement(
-    reviewers: tuple[str, str], first: Mapping[int, Decision], second: Mapping[int, Decision]
+    reviewers: tuple[str, str],
+    first: Mapping[int, Decision],
+    second: Mapping[int, Decision],
+    order: Sequence[str] = (),
 ) -> ReviewerAgreement:
-    """How far two reviewers agree, from their decisions by row."""
+    """How far two reviewers agree, from their decisions by row; `order` as for `cohens_kappa`."""
     common_rows = [row for row in first if row in second]
     first_labels = []
     second_labels = []
@@ -141,6 +153,7 @@ def measure_agreement(
         num_labelled=len(first_labels),
         num_equal=sum(a == b for a, b in zip(first_labels, second_labels, strict=True)),
         kappa=cohens_kappa(first_labels, second_labels),
+        weighted_kappa=cohens_kappa(first_labels, second_labels, order) if order else None,
         conflicts=tuple(conflicts),
     )
 
@@ -155,8 +168,9 @@ def summarise_decisions(decisions: Decisions) -> ReviewSummary:
         if own_readings:  # who only settles disagreements is not a reader
             readings[name] = own_readings
     agreement = []
+    order = decisions.order
     for one, two in combinations(readings, 2):
-        agreement.append(measure_agreement((one, two), readings[one], readings[two]))
+        agreement.append(measure_agreement((one, two), readings[one], readings[two], order))
     return ReviewSummary(summaries, tuple(agreement), decisions.damaged_lines)
 
 
@@ -193,20 +207,17 @@ def find_disagreements(decisions: Decisions) -> dict[int, tuple[Decision, ...]]:
     return disagreements
 
 
-def find_consensus(decisions: Decisions, *, prefer: str | None = None) -> Consensus:
-    """Sort the reviewed labels by outcome.
+def find_consensus(
+    decisions: Decisions, *, prefer: str | None = None, without: Sequence[str] = ()
+) -> Consensus:
+    """Sort the reviewed labels by outcome; decisions of the people `without` do not count.
 
     Where the readers disagree, the label of an adjudication counts, then that of the reviewer
     `prefer`. An adjudication of a label that the readers now agree on does not count.
     """
-    names = decisions.reviewers()
+    names = [name for name in decisions.reviewers() if name not in without]
     if prefer is not None and prefer not in names:
-        raise ConfigError(
-            "audit.unknown-reviewer",
-            f"{prefer!r} has no decisions in {decisions.path.parent}",
-            fix=f"{did_you_mean(prefer, names)}use --prefer with one of:"
-            f" {', '.join(names) or '(no reviewer has decided yet)'}",
-        )
+        raise unknown_reviewer(prefer, "--prefer", names, decisions.path.parent)
     by_row: dict[int, list[Decision]] = {}
     for name in names:
         for row, decision in decisions.by_reviewer(name).items():
@@ -231,6 +242,16 @@ def find_consensus(decisions: Decisions, *, prefer: str | None = None) -> Consen
         else:
             disputes[row] = tuple(row_decisions)
     return Consensus(agreements, disputes, unsure)
+
+
+def unknown_reviewer(name: str, option: str, names: Sequence[str], place: Path) -> ConfigError:
+    """The error for the name of a person who has no decisions that count."""
+    return ConfigError(
+        "audit.unknown-reviewer",
+        f"{name!r} has no decisions in {place}",
+        fix=f"{did_you_mean(name, names)}use {option} with one of:"
+        f" {', '.join(names) or '(no reviewer has decided yet)'}",
+    )
 
 
 # ---- how far a reviewer is ----

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.support.files import (
@@ -79,10 +79,17 @@ class Decision:
 class Decisions:
     """The file and its state. Writing and `refresh` read what other processes have added."""
 
-    def __init__(self, folder: Path, classes: Sequence[str] = ()) -> None:
-        """Open the decisions in an audit's folder. `classes` are the labels `record` accepts."""
+    def __init__(
+        self, folder: Path, classes: Sequence[str] = (), order: Sequence[str] = ()
+    ) -> None:
+        """Open the decisions in an audit's folder.
+
+        `classes` are the labels `record` accepts, `order` are grades from the lowest to the
+        highest, where classes are grades.
+        """
         self.path = folder / FILE
         self.classes = tuple(classes)
+        self.order = tuple(order)
         # lines that cannot be read as decisions
         self.damaged_lines = 0
         self._bytes_read = 0
@@ -149,15 +156,20 @@ class Decisions:
         )
         return self.add(decision)
 
-    def add(self, decision: Decision) -> Decision:
+    def add(self, decision: Decision, *, replaces: str | None = None) -> Decision:
         """Write one decision; returns it, or the one that the same request wrote before.
 
-        Raises RunFolderError if it is not on the disk.
+        `replaces` is the time of the reviewer's decision that this one replaces, "" if there was
+        none: a decision from another page is not replaced by somebody who has not seen it. Raises
+        RunFolderError if it is not on the disk.
         """
         with self._thread_lock, self._locked() as handle:
             earlier = self._find_request(decision.reviewer, decision.request)
             if earlier is not None:
                 return earlier
+            history = self._history.get(decision.reviewer, {}).get(decision.row)
+            if replaces is not None and replaces != (history[-1].time if history else ""):
+                _refuse_unseen(history[-1] if history else None)
             self._append(handle, decision)
             return decision
 
@@ -267,6 +279,18 @@ def check_reviewer_name(name: str) -> None:
             f"{name!r} cannot be used as the name of a reviewer",
             fix=f"use 1 to {MAX_REVIEWER_NAME} printable characters (--reviewer NAME)",
         )
+
+
+def _refuse_unseen(current: Decision | None) -> NoReturn:
+    """Two pages of one reviewer are open, and the other one has decided or undone meanwhile."""
+    state = "undone the decision"
+    if current is not None:
+        state = f"decided {current.final or 'cannot tell'!r}"
+    raise DataError(
+        "review.decided-meanwhile",
+        f"another page under your name has {state} about this image",
+        fix="look at it again, then decide",
+    )
 
 
 def parse_decision(line: bytes) -> Decision | None:

@@ -1,39 +1,350 @@
-"""Plain files for other labelling tools: suspects go out, people's decisions come back."""
+"""Plain files for other tools: suspects go out, and decisions of people come back.
+
+cleanlab      a csv with the columns of its label issues; a person's decision is in
+              `corrected_label`. A file without that column is the opinion of a program: the labels
+              that it flags come back as its decisions, with "cleanlab" as the reviewer.
+Label Studio  tasks with predictions as JSON, a labelling configuration, and its JSON export. Images
+              of a folder are referred to as Label Studio's local storage does; images without files
+              of their own are included in the tasks.
+CVAT          "CVAT for images 1.1", an XML file with one tag per image. A suggestion that nobody
+              touched has the source "auto" and is no decision.
+DICOM         a csv with the UIDs by which a viewer (OHIF, Orthanc) opens each image.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+from xml.sax.saxutils import quoteattr
 
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit, Suspect
-from fedgsca.labels.decisions import (
-    MAX_REVIEWER_NAME,
-    Decision,
-    Decisions,
-    resolve_action,
-)
-from fedgsca.labels.exchange_formats import (
-    ExchangeFormat,
-    ReviewBatch,
-    Verdict,
-    read_cleanlab,
-    read_fiftyone,
-    read_label_studio,
-    write_cleanlab,
-    write_fiftyone,
-    write_label_studio,
-)
+from fedgsca.labels.decisions import MAX_REVIEWER_NAME, Decision, Decisions, resolve_action
+from fedgsca.support.csv_table import read_csv_table, write_cells
+from fedgsca.support.files import open_atomic, write_atomic
 from fedgsca.support.text import did_you_mean, one_line, printable
+
+UNSURE = "cannot tell"
+DICOM_COLUMNS = ("rank", "file", "study", "series", "instance", "given", "suggested", "reason")
+COLUMNS = (
+    "id",
+    "hash",
+    "given_label",
+    "predicted_label",
+    "label_quality",
+    "is_label_issue",
+    "corrected_label",
+    "note",
+)
+
+
+@dataclass(frozen=True)
+class ReviewBatch:
+    """What goes out: labels in the order of suspicion, one reviewer's decisions, and the images."""
+
+    audit: Audit
+    suspects: Iterable[Suspect]
+    # row -> decision
+    decisions: Mapping[int, Decision]
+    images: AuditImages
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What comes back: somebody's label for one image."""
+
+    id: str
+    # None: cannot tell
+    label: str | None
+    reviewer: str
+    hash: str | None = None
+    reason: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class ExchangeFormat:
+    """How a tool's files are written and read."""
+
+    write: Callable[[Path, ReviewBatch], list[Path]]
+    # None: nothing comes back
+    read: Callable[[Path, Audit], Iterator[Verdict]] | None
+
+
+# ---- cleanlab ----
+
+
+def write_cleanlab(out: Path, batch: ReviewBatch) -> list[Path]:
+    """Write the labels as one csv file."""
+    with open_atomic(out) as sheet:
+        write_cells(sheet, COLUMNS)
+        for suspect in batch.suspects:
+            write_cells(sheet, _csv_cells(suspect, batch.decisions.get(suspect.row)))
+    return [out]
+
+
+def _csv_cells(suspect: Suspect, decision: Decision | None) -> list[str]:
+    """One label in the order of COLUMNS."""
+    corrected_label = ""
+    note = ""
+    if decision is not None:
+        corrected_label = decision.final or UNSURE
+        note = decision.reason
+    quality = f"{1 - suspect.suspicion:.6f}"  # cleanlab: lower is worse
+    return [
+        suspect.id,
+        suspect.hash,
+        suspect.given,
+        suspect.suggestion,
+        quality,
+        str(suspect.priority),
+        corrected_label,
+        note,
+    ]
+
+
+def read_cleanlab(path: Path, audit: Audit) -> Iterator[Verdict]:
+    """The decisions of people, or the issues that cleanlab flags."""
+    sheet = read_csv_table(path)
+    id_columns = [column for column in ("id", "file") if column in sheet.columns]
+    if not id_columns:
+        raise ValueError(f"there is no column id (columns: {', '.join(sheet.header)})")
+    has_decisions = "correctedlabel" in sheet.columns
+    for _, cells in sheet.rows:
+        if has_decisions:
+            label = _remove_apostrophe(cells["correctedlabel"])
+        else:
+            label = _remove_apostrophe(cells["predictedlabel"])
+            if cells["islabelissue"].lower() not in ("true", "1"):
+                continue
+        if label:
+            yield Verdict(
+                id=_remove_apostrophe(cells[id_columns[0]]),
+                label=None if label == UNSURE else label,
+                reviewer="cleanlab",
+                hash=cells.get("hash") or None,
+                reason=_remove_apostrophe(cells.get("note", "")),
+            )
+
+
+def _remove_apostrophe(cell: str) -> str:
+    """The cell without the apostrophe that protects spreadsheets from formulas."""
+    return cell[1:] if cell.startswith("'") and cell[1:2] in "=+-@" else cell
+
+
+# ---- Label Studio ----
+
+
+def write_label_studio(out: Path, batch: ReviewBatch) -> list[Path]:
+    """Write the tasks as JSON, and the labelling configuration beside them."""
+    with open_atomic(out) as handle:
+        handle.write(b"[")
+        separator = b"\n"
+        for suspect in batch.suspects:
+            task = json.dumps(_build_task(suspect, batch), ensure_ascii=False)
+            handle.write(separator + task.encode())
+            separator = b",\n"
+        handle.write(b"\n]\n")
+    configuration = out.with_suffix(".config.xml")
+    write_atomic(configuration, _labelling_configuration(batch.audit.classes).encode())
+    return [out, configuration]
+
+
+def _build_task(suspect: Suspect, batch: ReviewBatch) -> dict[str, Any]:
+    prediction = {
+        "model_version": "fedgsca",
+        "score": suspect.suspicion,
+        "result": [_choice(suspect.suggestion)],
+    }
+    task: dict[str, Any] = {
+        "data": {
+            "image": _image_reference(suspect, batch),
+            "id": suspect.id,
+            "hash": suspect.hash,
+            "given": suspect.given,
+            "reason": suspect.reason,
+            "rank": suspect.rank,
+        },
+        "predictions": [prediction],
+    }
+    decision = batch.decisions.get(suspect.row)
+    if decision is not None:
+        task["annotations"] = [_annotation(decision)]
+    return task
+
+
+def _image_reference(suspect: Suspect, batch: ReviewBatch) -> str:
+    root = batch.images.site_data.originals
+    if root is not None and (root / suspect.id).is_file():
+        return f"/data/local-files/?d={quote(f'{root.name}/{suspect.id}')}"
+    return "data:image/png;base64," + base64.b64encode(batch.images.png(suspect.row)).decode()
+
+
+def _annotation(decision: Decision) -> dict[str, Any]:
+    result = [_choice(decision.final or UNSURE)]
+    if decision.reason:
+        note = {
+            "from_name": "note",
+            "to_name": "image",
+            "type": "textarea",
+            "value": {"text": [decision.reason]},
+        }
+        result.append(note)
+    return {"result": result, "lead_time": decision.seconds, "was_cancelled": False}
+
+
+def _choice(label: str) -> dict[str, Any]:
+    return {
+        "from_name": "label",
+        "to_name": "image",
+        "type": "choices",
+        "value": {"choices": [label]},
+    }
+
+
+def _labelling_configuration(classes: tuple[str, ...]) -> str:
+    choices = "\n".join(f"    <Choice value={quoteattr(name)}/>" for name in (*classes, UNSURE))
+    return f"""<View>
+  <Header value="Given: $given. $reason"/>
+  <Image name="image" value="$image" zoom="true" zoomControl="true"/>
+  <Choices name="label" toName="image" choice="single" required="true">
+{choices}
+  </Choices>
+  <TextArea name="note" toName="image" maxSubmissions="1" placeholder="Note"/>
+</View>
+"""
+
+
+def read_label_studio(path: Path, audit: Audit) -> Iterator[Verdict]:
+    """Of every task, each annotator's newest annotation."""
+    for task in json.loads(path.read_bytes()):
+        if "data" not in task:  # the short form loses the annotators and our names of the images
+            raise ValueError(
+                "an entry has no data: choose JSON, not JSON-MIN, when you export from Label Studio"
+            )
+        for reviewer, annotation in _newest_annotations(task).items():
+            verdict = _read_annotation(task["data"], reviewer, annotation)
+            if verdict is not None:
+                yield verdict
+
+
+def _newest_annotations(task: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Annotator -> annotation."""
+    newest = {}
+    annotations = task.get("annotations", [])
+    for annotation in sorted(annotations, key=lambda entry: str(entry.get("updated_at") or "")):
+        if not annotation.get("was_cancelled"):
+            newest[_annotator_name(annotation.get("completed_by"))] = annotation
+    return newest
+
+
+def _read_annotation(
+    data: dict[str, Any], reviewer: str, annotation: dict[str, Any]
+) -> Verdict | None:
+    """None if the annotation contains no choice of a class."""
+    values = {part["type"]: part["value"] for part in annotation["result"]}
+    if "choices" not in values:
+        return None
+    label = values["choices"]["choices"][0]
+    note = values.get("textarea", {}).get("text", "")
+    seconds = annotation.get("lead_time")
+    return Verdict(
+        id=str(data["id"]),
+        label=None if label == UNSURE else label,
+        reviewer=reviewer,
+        hash=data.get("hash"),
+        reason=note if isinstance(note, str) else "; ".join(note),
+        seconds=None if seconds is None else float(seconds),
+    )
+
+
+def _annotator_name(person: Any) -> str:
+    """Depending on the export, a person is a number, or a record with an e-mail address."""
+    if isinstance(person, dict):
+        return str(person.get("email") or f"user {person.get('id')}")
+    return "label-studio" if person is None else f"user {person}"
+
+
+# ---- CVAT ----
+
+
+def write_cvat(out: Path, batch: ReviewBatch) -> list[Path]:
+    """Write CVAT for images 1.1: the suggestion, or the decision, is a tag of each image."""
+    root = ElementTree.Element("annotations")
+    ElementTree.SubElement(root, "version").text = "1.1"
+    for suspect in batch.suspects:
+        height, width = batch.images.array(suspect.row).shape[:2]
+        facts = {"id": str(suspect.row), "name": suspect.id}
+        facts |= {"width": str(width), "height": str(height)}
+        image = ElementTree.SubElement(root, "image", facts)
+        decision = batch.decisions.get(suspect.row)
+        label = suspect.suggestion if decision is None else decision.final or UNSURE
+        source = "auto" if decision is None else "manual"
+        tag = ElementTree.SubElement(image, "tag", label=label, source=source)
+        attributes = {"rank": suspect.rank, "given": suspect.given, "hash": suspect.hash}
+        attributes["note"] = suspect.reason if decision is None else decision.reason
+        for name, value in attributes.items():
+            ElementTree.SubElement(tag, "attribute", name=name).text = str(value)
+    write_atomic(out, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+    return [out]
+
+
+def read_cvat(path: Path, audit: Audit) -> Iterator[Verdict]:
+    """The tags that a person set or changed; a suggestion that nobody touched stays "auto"."""
+    content = path.read_bytes()
+    if b"<!DOCTYPE" in content or b"<!ENTITY" in content:  # CVAT writes neither
+        raise ValueError("it defines entities, which CVAT does not do")
+    for image in ElementTree.fromstring(content).iter("image"):
+        for tag in image.iter("tag"):
+            if tag.get("source", "manual") == "manual":
+                label = str(tag.get("label"))
+                attributes = {item.get("name"): item.text or "" for item in tag.iter("attribute")}
+                yield Verdict(
+                    id=str(image.get("name")),
+                    label=None if label == UNSURE else label,
+                    reviewer="cvat",
+                    hash=attributes.get("hash"),
+                    reason=attributes.get("note", ""),
+                )
+
+
+# ---- DICOM viewers ----
+
+
+def write_dicom_links(out: Path, batch: ReviewBatch) -> list[Path]:
+    """Write a csv with the study, series and instance of each image."""
+    with open_atomic(out) as sheet:
+        write_cells(sheet, DICOM_COLUMNS)
+        for suspect in batch.suspects:
+            uids = batch.images.dicom_uids(suspect.row)
+            if len(uids) < len(DICOM_COLUMNS[2:5]):
+                raise DataError(
+                    "audit.no-dicom",
+                    f"{suspect.id} is not a DICOM file with study, series and instance",
+                    fix="choose another --format",
+                )
+            labels = (suspect.given, suspect.suggestion, suspect.reason)
+            write_cells(
+                sheet,
+                (suspect.rank, suspect.id, *(uids[name] for name in DICOM_COLUMNS[2:5]), *labels),
+            )
+    return [out]
+
 
 FORMATS: Mapping[str, ExchangeFormat] = {
     "cleanlab": ExchangeFormat(write_cleanlab, read_cleanlab),
     "label-studio": ExchangeFormat(write_label_studio, read_label_studio),
-    "fiftyone": ExchangeFormat(write_fiftyone, read_fiftyone),
+    "cvat": ExchangeFormat(write_cvat, read_cvat),
+    "dicom": ExchangeFormat(write_dicom_links, None),
 }
 _MAX_NOTE = 2000  # characters
 _MAX_SECONDS = 1e6
@@ -112,8 +423,15 @@ def import_verdicts(
 
 
 def _read_verdicts(audit: Audit, format_name: str, path: Path) -> list[Verdict]:
+    read = _find_format(format_name).read
+    if read is None:
+        raise DataError(
+            "audit.unknown-format",
+            f"{format_name} files have no decisions to import",
+            fix="decide on the page of `fedgsca review`, or choose another --format",
+        )
     try:
-        verdicts = list(_find_format(format_name).read(path, audit))
+        verdicts = list(read(path, audit))
         return [_clean_verdict(verdict) for verdict in verdicts]
     except (
         OSError,
@@ -124,6 +442,7 @@ def _read_verdicts(audit: Audit, format_name: str, path: Path) -> list[Verdict]:
         IndexError,
         RecursionError,
         OverflowError,
+        SyntaxError,
     ) as error:
         problem = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):

@@ -7,26 +7,31 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgsca.federation.records import AuditSummary, LabelSummary, RankingTruth, WrongEstimate
+from fedgsca.federation.records import (
+    CANNOT_TELL,
+    SITES_DIFFER,
+    AuditSummary,
+    LabelSummary,
+    WrongEstimate,
+)
 from fedgsca.lab.report.elements import (
     CardList,
     ImageCard,
     Page,
     PageSection,
     Photo,
-    PlotGallery,
-    PlotImage,
     Tile,
     fold_long_table,
 )
 from fedgsca.lab.report.number_text import percent_text, ratio_text
 from fedgsca.lab.report.run_facts import method_title
-from fedgsca.lab.table import LegendEntry, Table
+from fedgsca.lab.table import Table
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Suspect
 from fedgsca.labels.build_audit import FOLDER_AUDIT
+from fedgsca.labels.score import evidence_level
 from fedgsca.support.files import write_atomic
-from fedgsca.support.text import NBSP, plural
+from fedgsca.support.text import DASH, NBSP, plural
 from fedgsca.support.version import __version__
 
 MAX_CONFUSIONS = 10  # sections
@@ -52,22 +57,16 @@ def build_gallery(images: AuditImages, banner: str = "") -> Page:
     """The page of one audit; the warning of the audit itself replaces `banner`."""
     header = images.audit.header
     summary = header.summary
-    if header.split == "test":
-        owner = "the test set"
-        origin = "by the final model"
-    else:
-        owner = header.site
-        origin = _describe_origin(header)
     sections = [
         _class_section(summary),
         _confusion_section(summary),
+        _copy_section(images),
         *_suspect_sections(images),
-        _effort_section(summary.truth),
     ]
     labels = plural(summary.labels, "label")
     return Page(
-        title=f"Suspect labels of {owner}",
-        subtitle=f"{images.site_data.table.name} · {labels} · judged {origin}",
+        title=f"Suspect labels of {header.site}",
+        subtitle=f"{images.site_data.table.name} · {labels} · judged {_describe_origin(header)}",
         lead=_lead_sentences(summary),
         tiles=_tiles(summary),
         sections=[section for section in sections if section is not None],
@@ -78,6 +77,8 @@ def build_gallery(images: AuditImages, banner: str = "") -> Page:
 
 def _describe_origin(header: AuditSummary) -> str:
     """Who judged the labels."""
+    if header.evidence is not None:
+        return f"by the {header.evidence.source}'s evidence: {header.evidence.reason}"
     if header.method == FOLDER_AUDIT:
         return "by a regression on the other images of this folder"
     return f"by evidence heads beside {method_title(header.method)}"
@@ -98,9 +99,38 @@ def _lead_sentences(summary: LabelSummary) -> list[str]:
         )
     return [
         estimate,
+        *describe_findings(summary),
         "A model can be wrong, too: a suggestion is a reason to look again, not a diagnosis.",
         "This page shows images and file names of the site. It stays at the site: do not share it.",
     ]
+
+
+def describe_findings(summary: LabelSummary) -> list[str]:
+    """What is not a number of wrong labels: contradicting copies, and classes that are no count."""
+    sentences = []
+    copies = summary.copies
+    if copies is not None:
+        sentences.append(
+            f"{plural(copies.pairs, 'pair')} of identical or nearly identical images"
+            f" {'has' if copies.pairs == 1 else 'have'} different labels, so at least"
+            f" {copies.least_wrong} of these {copies.labels} labels"
+            f" {'is' if copies.least_wrong == 1 else 'are'} wrong. They are first on the list."
+        )
+    for entry in summary.per_class:
+        if entry.verdict == SITES_DIFFER:
+            sentences.append(
+                f"Nearly all {entry.labels} labels of {entry.class_name} look wrong. That is a sign"
+                " that the sites differ (other devices, patients or reading habits), so they are"
+                " not counted as wrong labels: compare how the sites define and image this class."
+            )
+    unclear_classes = [
+        e.class_name for e in summary.per_class if e.verdict == CANNOT_TELL and e.labels
+    ]
+    if unclear_classes and summary.estimated_wrong.can_tell:
+        sentences.append(
+            f"How many labels are wrong cannot be told for: {', '.join(unclear_classes)}."
+        )
+    return sentences
 
 
 def _estimate_texts(wrong: WrongEstimate) -> tuple[str, str]:
@@ -136,9 +166,10 @@ def _tiles(summary: LabelSummary) -> list[Tile]:
 def _class_section(summary: LabelSummary) -> PageSection:
     rows = []
     for entry in summary.per_class:
-        wrong = entry.estimated_wrong
-        counts = [str(entry.labels), *_estimate_texts(wrong)]
-        rows.append([entry.class_name, *counts, str(entry.suspects)])
+        count, interval = _estimate_texts(entry.estimated_wrong)
+        if entry.verdict == SITES_DIFFER:
+            count, interval = DASH, "a sign that sites differ"
+        rows.append([entry.class_name, str(entry.labels), count, interval, str(entry.suspects)])
     head = ["Given label", "Labels", "Probably wrong", "Plausible", "To review"]
     return PageSection(
         "classes",
@@ -160,6 +191,27 @@ def _confusion_section(summary: LabelSummary) -> PageSection | None:
         "What the label says, and what the model says instead. The sections below and the menu of"
         " the review page count the labels to review instead.",
         [fold_long_table(Table(caption, ["Given → suggested", "Labels"], rows))],
+    )
+
+
+def _copy_section(images: AuditImages) -> PageSection | None:
+    """Contradicting copies, each beside the other."""
+    cards = []
+    copy_rows: set[int] = set()
+    for suspect in images.audit.window(0, 2 * MAX_SUSPECTS):
+        if suspect.copies and suspect.row not in copy_rows:
+            copy_rows.update(row for row, _, _ in suspect.copies)
+            copies = []
+            for row, name, label in suspect.copies[:MAX_EXAMPLES]:
+                copies.append((f"copy: {label}", [_photo(images, row, name, SUSPECT_PIXELS)]))
+            cards.append(_make_card(images, suspect, copies))
+    if not cards:
+        return None
+    return PageSection(
+        "copies",
+        "The same image with different labels",
+        "At least one label of each pair is wrong, whatever the evidence says.",
+        [CardList(cards)],
     )
 
 
@@ -201,7 +253,7 @@ def _suspect_cards(images: AuditImages, given: int, suggestion: int) -> list[Ima
     suspects = audit.window(
         0, MAX_SUSPECTS, given=audit.classes[given], suggestion=audit.classes[suggestion]
     )
-    return [_suspect_card(images, suspect) for suspect in suspects]
+    return [_suspect_card(images, suspect) for suspect in suspects if not suspect.copies]
 
 
 def _count_bytes(card: ImageCard) -> int:
@@ -221,9 +273,15 @@ def _suspect_card(images: AuditImages, suspect: Suspect) -> ImageCard:
     ):
         if rows:
             references.append((f"clean {name}", _example_photos(images, rows, name)))
+    return _make_card(images, suspect, references)
+
+
+def _make_card(
+    images: AuditImages, suspect: Suspect, references: Sequence[tuple[str, Sequence[Photo]]]
+) -> ImageCard:
     text = f"{suspect.reason[:1].upper()}{suspect.reason[1:]}."
     for source, (label, confidence) in sorted(suspect.opinions.items()):
-        text += f" {OPINION_PHRASES.get(source, source)} {label} ({confidence:.2f})."
+        text += f" {OPINION_PHRASES.get(source, source)} {label} ({evidence_level(confidence)})."
     return ImageCard(
         _photo(images, suspect.row, f"suspect {suspect.rank}", SUSPECT_PIXELS),
         f"{suspect.rank}.{NBSP}{suspect.id}",
@@ -239,42 +297,3 @@ def _example_photos(images: AuditImages, rows: Sequence[int], name: str) -> list
 def _photo(images: AuditImages, row: int, alt: str, size: int) -> Photo:
     jpeg = images.thumbnail(row, 2 * size)  # twice the pixels, for screens of high resolution
     return Photo(f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}", alt)
-
-
-def _effort_section(truth: RankingTruth | None) -> PageSection | None:
-    if truth is None or not truth.num_wrong:
-        return None
-    legend = [
-        LegendEntry("this list", "s0"),
-        LegendEntry("labels in random order", "muted", dashes=(4, 3)),
-    ]
-    recall = percent_text(truth.recall_at["10%"])
-    plot = PlotImage(
-        _draw_effort(truth.effort), f"the first tenth of the labels contains {recall} of the errors"
-    )
-    return PageSection(
-        "effort",
-        "Review effort",
-        "Errors found when the list is reviewed from the top. Available in simulations only.",
-        [PlotGallery([plot], "half", legend=legend)],
-    )
-
-
-def _draw_effort(effort: Sequence[Sequence[int]]) -> str:
-    """`effort`: (labels reviewed, errors found) pairs, as SVG."""
-    from fedgsca.lab.report.plots import GREY, MAIN, figure_svg, make_axes, with_plot_style
-
-    @with_plot_style
-    def draw() -> str:
-        figure, axes = make_axes(440, 280, margin_top=14)
-        labels = [point[0] for point in effort]
-        errors = [point[1] for point in effort]
-        axes.plot([0, labels[-1]], [0, errors[-1]], color=GREY, lw=1.4, ls=(0, (4, 3)))
-        axes.plot(labels, errors, color=MAIN)
-        axes.set_xlim(0, labels[-1])
-        axes.set_ylim(0, errors[-1] * 1.04)
-        axes.set_xlabel("Labels reviewed")
-        axes.set_ylabel("Errors found")
-        return figure_svg(figure, "effort")
-
-    return draw()

@@ -8,17 +8,20 @@ heads give the probability of each true class, and 1 - r_i(y_i) is the suspicion
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedgsca import evidence as heads
 from fedgsca.labels.wrong_count import CountModels, estimate_wrong
 from fedgsca.support.checked_labels import CheckedLabels
-from fedgsca.support.text import percent
 
 # the given label is named in a reason if it has at least this probability
 MIN_NAMED_PROBABILITY = 0.1
+# Probabilities of the true class are not calibrated, so people are shown one of three levels: the
+# first one whose limit a probability reaches.
+LEVELS = (("strong", 0.9), ("moderate", 0.6), ("weak", 0.0))
 MIN_PER_CLASS = 3  # labels of every class on the priority list, if so many are doubtful
 
 
@@ -26,9 +29,10 @@ MIN_PER_CLASS = 3  # labels of every class on the priority list, if so many are 
 class LabelRanking:
     """The labels of one site, ordered by suspicion."""
 
-    # (m,) rows, the most suspicious first; without labels that a person has checked
+    # (m,) rows, contradicting copies first, then the most suspicious; without labels that a person
+    # has checked
     order: np.ndarray
-    # (n,) 0 to 1 by row, higher is worse; never rises along `order`
+    # (n,) 0 to 1 by row, higher is worse; never rises along `order` after the copies
     suspicion: np.ndarray
     # (n,) class index: the most probable class other than the given one
     suggestion: np.ndarray
@@ -38,6 +42,8 @@ class LabelRanking:
     probs: np.ndarray
     # None: nobody has checked a label
     checked: CheckedLabels | None = None
+    # row -> rows of identical or near-identical images with another label
+    copies: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,56 @@ def review_mask(
     return mask
 
 
+def list_copies_first(
+    ranking: LabelRanking, given: np.ndarray, pairs: Sequence[tuple[int, int]]
+) -> LabelRanking:
+    """The ranking with contradicting copies at its top, each beside the other, all to be reviewed.
+
+    `pairs` are rows of (near-)identical images with different labels `given`, (n,). The label of
+    the copy is suggested, whatever the evidence says. A pair that a person has checked is settled.
+    """
+    checked = np.zeros(len(given), bool) if ranking.checked is None else ranking.checked.mask
+    copies: dict[int, list[int]] = {}
+    for one, two in pairs:
+        for row, copy in ((one, two), (two, one)):
+            if not checked[row]:
+                copies.setdefault(row, []).append(copy)
+    first = []
+    for row in ranking.order.tolist():
+        if row in copies:
+            first += [row, *(copy for copy in copies[row] if copy in copies)]
+    suggestion = ranking.suggestion.copy()
+    priority = ranking.priority.copy()
+    for row, rows in copies.items():
+        labels = given[rows]
+        frequency = np.bincount(labels, minlength=ranking.probs.shape[1])
+        suggestion[row] = max(labels, key=lambda label: (frequency[label], -label))
+        priority[row] = True
+    order = np.array(list(dict.fromkeys([*first, *ranking.order.tolist()])), np.int64)
+    return replace(ranking, order=order, suggestion=suggestion, priority=priority, copies=copies)
+
+
+def count_certain_errors(
+    pairs: Sequence[tuple[int, int]], checked: CheckedLabels | None = None
+) -> int:
+    """How many labels of contradicting copies are wrong at least.
+
+    One of every pair, no row counted twice; the other one, where a person has checked the first.
+    """
+    certain = set() if checked is None else set(np.flatnonzero(checked.mask).tolist())
+    wrong = set()
+    for one, two in pairs:
+        if (one in certain) != (two in certain):
+            wrong.add(two if one in certain else one)
+    settled_rows = certain | wrong
+    num_wrong = len(wrong)
+    for one, two in pairs:
+        if one not in settled_rows and two not in settled_rows:
+            settled_rows |= {one, two}
+            num_wrong += 1
+    return num_wrong
+
+
 def count_errors(models: CountModels, n: int, mask: np.ndarray | None = None) -> ErrorEstimate:
     """How many of n labels are wrong, or of those in `mask`, (n,) bool."""
     estimate = estimate_wrong(models, mask)
@@ -114,6 +170,7 @@ def select_clean_examples(
     if ranking.checked is not None:
         # right, but they were checked because they did not look like it
         agreement = agreement & ~ranking.checked.mask
+    agreement[list(ranking.copies)] = False
     examples = {}
     for label in range(ranking.probs.shape[1]):
         rows = np.flatnonzero((given == label) & agreement)
@@ -121,16 +178,24 @@ def select_clean_examples(
     return examples
 
 
+def evidence_level(probability: float) -> str:
+    """One of LEVELS."""
+    return next(level for level, limit in LEVELS if probability >= limit)
+
+
 def describe_label(ranking: LabelRanking, row: int, given: int, classes: tuple[str, ...]) -> str:
     """Why this label is on the list, in words for the person who decides about it."""
-    suggestion = int(ranking.suggestion[row])
     probs = ranking.probs[row]
+    other_probs = probs.copy()
+    other_probs[given] = -1.0
+    suggestion = int(other_probs.argmax())
+    start = f"labelled {classes[given]}; "
+    if row in ranking.copies:
+        start += f"a copy of the image is labelled {classes[ranking.suggestion[row]]}; "
     if probs[given] >= probs[suggestion]:
-        return f"labelled {classes[given]}; the evidence agrees ({percent(probs[given], 0)})"
-    reason = (
-        f"labelled {classes[given]}; the evidence says {classes[suggestion]}"
-        f" ({percent(probs[suggestion], 0)})"
-    )
+        return f"{start}the evidence agrees ({evidence_level(probs[given])})"
+    reason = f"{start}the evidence says {classes[suggestion]}"
+    reason += f" ({evidence_level(probs[suggestion])})"
     if probs[given] >= MIN_NAMED_PROBABILITY:
-        reason += f"; {percent(probs[given], 0)} for {classes[given]}"
+        reason += f", but {classes[given]} is possible"
     return reason

@@ -85,10 +85,25 @@ class SiteData:
         config = self.config if self.config.model.frozen else evidence_config(self.config)
         if config is not None:
             return np.asarray(frozen_features(config, self.table)[self.rows[rows]])
-        from fedgsca.labels.model_outputs import evaluate_rows
+        return self._network_features(rows, run)
 
-        evaluation = evaluate_rows(self, rows, run)
-        return None if evaluation is None else evaluation.features
+    def _network_features(self, rows: np.ndarray, run: Path) -> np.ndarray | None:
+        """The same of a network that was trained as a whole: of the run's newest model."""
+        import torch
+
+        from fedgsca.lab.export.trained_model import build_network, read_trained
+        from fedgsca.methods.site import RowView, Samples
+        from fedgsca.methods.train import evaluate
+        from fedgsca.models.build import spec_of
+
+        try:
+            model = build_network(read_trained(run, checkpoint=True))
+        except RunFolderError:
+            return None
+        spec = spec_of(self.config.model.name)
+        view: np.ndarray = RowView(self.table.images, self.rows[rows])  # type: ignore[assignment]
+        samples = Samples(view, self.given[rows], self.table.num_classes, spec.mean, spec.std)
+        return evaluate(model, samples, torch.device("cpu"), features=True).features
 
     @property
     def checked(self) -> CheckedLabels | None:
@@ -224,13 +239,6 @@ def select_site(run: Path, sites: Mapping[str, SiteData], name: str) -> SiteData
             fix=f"{did_you_mean(name, sites)}use one of: {', '.join(sorted(sites))}",
         )
     return sites[name]
-
-
-def select_test_split(site_data: SiteData) -> SiteData:
-    """The test images beside a site's training images, with the labels that score every model."""
-    rows = site_data.table.rows("test")
-    given = site_data.table.labels[rows]
-    return replace(site_data, site="test", rows=rows, given=given, truth=None)
 
 
 def absolute_source(source: str) -> str:

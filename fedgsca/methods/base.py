@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedgsca.config import METHODS
+from fedgsca.config import METHODS, Config
+from fedgsca.methods.aggregate import count_samples, weighted_mean
 from fedgsca.wire import Arrays, Extra, Payload, Update
 
 if TYPE_CHECKING:
@@ -84,6 +85,20 @@ class ServerState:
     extras: Arrays = field(default_factory=dict)
 
 
+def average_models(
+    state: ServerState,
+    updates: Iterable[Update],
+    weight: Callable[[Update], float] = count_samples,
+) -> ServerState:
+    """theta <- sum_k w_k theta_k / sum_k w_k; by default w_k = n_k. Without updates: as it was.
+
+    The extras of the state are kept. A server that needs the mean for something else calls
+    `fedgsca.methods.aggregate.weighted_mean`.
+    """
+    weights = weighted_mean(updates, state.weights, weight)
+    return ServerState(state.round + 1, weights, state.extras)
+
+
 @dataclass(frozen=True)
 class Logged:
     """What a method leaves for the log and the report, beside what travels. All of it is optional.
@@ -113,8 +128,9 @@ class Lateness:
 
 
 class Method(Protocol):
-    """A federated learning method. See the module docstring; only `name` has no default.
+    """A federated learning method. `name` and `local_update` have no default.
 
+    Without functions of its own, the server half is FedAvg's: the model travels, and nothing else.
     `uploads` and `downloads` declare every array that travels beside the weights. What is not
     declared is refused.
     """
@@ -145,11 +161,11 @@ class Method(Protocol):
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
         """The state before the first round. `seed` is the experiment's, for draws at the server."""
-        ...
+        return ServerState(0, weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The message to every site at the beginning of a round."""
-        ...
+        return Payload(round, state.weights)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """One round of training at a site. This runs inside the hospital."""
@@ -157,7 +173,7 @@ class Method(Protocol):
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The next state. The updates arrive one by one, in the order of the sites' names."""
-        ...
+        return average_models(state, updates)
 
     def asks_all_sites(self, state: ServerState) -> bool:
         """Whether the next round needs all sites, also if `federation.participation` is partial."""
@@ -205,3 +221,41 @@ def make_method(name: str, options: Mapping[str, object], rounds: int) -> Method
     """The method `name` with its options checked; `rounds` is the length of the run."""
     method = load_methods()[name]
     return method(method.Options.model_validate(options), rounds)
+
+
+# ---- with or without evidence heads ----
+
+
+def head_rounds(config: Config) -> range:
+    """The rounds in which opinions of evidence heads are collected; empty: there are no heads.
+
+    They run where something reads them: the method, an audit, or a score on held-out images. Under
+    `privacy` they are off: four heads per round would need noise of their own,
+    which would leave nothing of the evidence.
+    """
+    reads_evidence = load_methods()[config.method].reads_evidence
+    is_wanted = reads_evidence or config.audit.enabled or config.evidence.holdout > 0
+    if config.privacy is not None or not is_wanted:
+        return range(0)
+    return config.evidence.collection_rounds(config.train.rounds)
+
+
+def compose_method(config: Config) -> Method:
+    """The configured method, with evidence heads beside it where something reads them."""
+    method = make_method(config.method, config.options, config.train.rounds)
+    if config.aggregation.server != "mean":
+        from fedgsca.methods.parts.server_steps import MethodWithServerSteps
+
+        method = MethodWithServerSteps(
+            method, config.aggregation.server, config.aggregation.server_rate
+        )
+    collection_rounds = head_rounds(config)
+    if not collection_rounds:
+        return method
+    from fedgsca.methods.parts.evidence_heads import MethodWithHeads
+
+    # a site that is asked for the first time after the heads' training still needs them
+    keeps_heads = config.federation.is_partial
+    return MethodWithHeads(
+        method, collection_rounds, config.evidence.holdout, keeps_heads=keeps_heads
+    )

@@ -6,14 +6,11 @@ server: theta   <- sum_k (n_k / N) theta_k
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from fedgsca.methods.base import Card, Lateness, Method, ServerState, register
+from fedgsca.methods.base import Card, Lateness, Method, register
 from fedgsca.methods.label_loss import LabelLoss
-from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import train
-from fedgsca.wire import Arrays, Payload, Update
+from fedgsca.wire import Payload, Update
 
 
 @register
@@ -31,14 +28,6 @@ class FedAvg(Method):
     takes_loss = True
     late = Lateness("the server averages models, and nothing else travels", is_tolerated=True)
 
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model."""
-        return start_from(weights)
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model."""
-        return broadcast_model(state, round)
-
     def local_update(self, payload: Payload, site: Site) -> Update:
         """E epochs of SGD on the loss of the given labels, by default cross-entropy."""
         site.load(payload.weights)
@@ -46,7 +35,3 @@ class FedAvg(Method):
         train(site, payload.round, loss)
         loss.save()
         return Update(site.name, site.num_samples, site.weights())
-
-    def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-        """The mean of the models, weighted by n_k."""
-        return average_models(state, updates)

@@ -77,11 +77,10 @@ from fedgsca.methods.base import (
     ServerState,
     register,
 )
-from fedgsca.methods.parts.clustering import two_groups
-from fedgsca.methods.parts.lid import mean_lid
-from fedgsca.methods.parts.mixtures import fit_two_groups
+from fedgsca.methods.parts.groups import fit_two_groups, two_groups
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
 from fedgsca.methods.parts.schedules import rounds_of
+from fedgsca.methods.parts.statistics import mean_lid
 from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import Batch, Objective, evaluate, evaluate_site, proximal, train
 from fedgsca.selector import clean_probability, fit_selector

@@ -54,11 +54,11 @@ from fedgsca.methods.base import (
     PublishedOptions,
     SampleMemory,
     ServerState,
+    average_models,
     register,
 )
-from fedgsca.methods.parts.averaging import average_models
-from fedgsca.methods.parts.loss_scales import double_softmax_losses, unit_range
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
+from fedgsca.methods.parts.statistics import double_softmax_losses, unit_range
 from fedgsca.methods.site import Evaluation, Samples, Site
 from fedgsca.methods.train import Batch, Objective, evaluate, evaluate_site, train
 from fedgsca.selector import (

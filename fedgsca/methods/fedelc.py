@@ -6,7 +6,7 @@
                        server: two groups of sites; the one with larger losses is noisy
     stage 2            clean site:  LA
                        noisy site:  L = L_c / C + alpha L_o + beta L_e / C on labels that are
-                                    learned (fedgsca/methods/parts/label_correction.py)
+                                    learned (fedgsca/methods/parts/two_stages.py)
                        server: weights n_k exp(-d_k), d_k the distance to the nearest clean model
 
 The learned labels, a distribution over the classes for every sample, stay at the site.
@@ -41,23 +41,21 @@ from fedgsca.methods.base import (
     PublishedOptions,
     SampleMemory,
     ServerState,
+    average_models,
     register,
 )
 from fedgsca.methods.fednoro import FedNoRo, distance_weights
-from fedgsca.methods.parts.averaging import average_models, start_from
-from fedgsca.methods.parts.label_correction import (
-    CorrectionSettings,
-    initial_logits,
-    train_with_labels,
-)
 from fedgsca.methods.parts.two_stages import (
     SWITCH,
     WARMUP,
+    CorrectionSettings,
     adjusted_cross_entropy,
     broadcast_stage,
+    initial_logits,
     judge,
     stage_of,
     take_stand,
+    train_with_labels,
 )
 from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import train
@@ -123,10 +121,6 @@ class FedELC(Method):
     options: FedELCOptions
 
     # ---- server ----
-
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model."""
-        return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model, the stage and, after the switch, the rule."""

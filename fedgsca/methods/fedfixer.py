@@ -53,14 +53,14 @@ from fedgsca.methods.base import (
     Method,
     PublishedOptions,
     ServerState,
+    average_models,
     register,
 )
-from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.parts.statistics import log_prior
 from fedgsca.methods.site import Site, load_weights, weights_of
 from fedgsca.methods.train import SGD, Batch, LogitPass, batches, optimiser, softmax_gradient
 from fedgsca.support.lazy_torch import F, Tensor, no_grad, torch
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.wire import Extra, Payload, Update
 
 Clamp: TypeAlias = Literal["published", "floor"]
 # of p in the confidence term
@@ -198,14 +198,6 @@ class FedFixer(Method):
     options: FedFixerOptions
 
     # ---- server ----
-
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model."""
-        return start_from(weights)
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model."""
-        return broadcast_model(state, round)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The mean of the models, weighted by nbar_k."""

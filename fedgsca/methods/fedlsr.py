@@ -28,19 +28,18 @@ abstract; the paper's own equations could not be verified.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
-from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
+from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, register
 from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import Batch, Objective, to_tensor, train
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
-from fedgsca.wire import Arrays, Payload, Update
+from fedgsca.wire import Payload, Update
 
 # probabilities below it are raised to it before logarithms, as in the code
 _SMALLEST = 1e-6
@@ -119,23 +118,11 @@ class FedLSR(Method):
     Options = FedLSROptions
     options: FedLSROptions
 
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model."""
-        return start_from(weights)
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model."""
-        return broadcast_model(state, round)
-
     def local_update(self, payload: Payload, site: Site) -> Update:
         """E epochs of SGD on two views of every image."""
         site.load(payload.weights)
         train(site, payload.round, self._objective(site, payload.round))
         return Update(site.name, site.num_samples, site.weights())
-
-    def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-        """The mean of the models, weighted by n_k."""
-        return average_models(state, updates)
 
     def agreement_weight(self, round: int) -> float:
         """gamma_t of a zero-based round."""

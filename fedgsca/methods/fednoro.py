@@ -63,12 +63,10 @@ from fedgsca.methods.base import (
     Method,
     PublishedOptions,
     ServerState,
+    average_models,
     register,
 )
-from fedgsca.methods.parts.averaging import average_models, start_from
-from fedgsca.methods.parts.clustering import nearer_second, two_means
-from fedgsca.methods.parts.distances import model_distance
-from fedgsca.methods.parts.mixtures import Mixture, vote_of_mixtures
+from fedgsca.methods.parts.groups import Mixture, nearer_second, two_means, vote_of_mixtures
 from fedgsca.methods.parts.schedules import rampup, rounds_of
 from fedgsca.methods.parts.statistics import class_means, log_prior
 from fedgsca.methods.site import Site
@@ -249,10 +247,6 @@ class FedNoRo(Method):
 
     # ---- server ----
 
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model."""
-        return start_from(weights)
-
     def _stage(self, state: ServerState) -> int:
         if "centres" in state.extras:
             return ROBUST
@@ -343,3 +337,18 @@ class FedNoRo(Method):
             return lam * teacher_loss + (1.0 - lam) * label_loss
 
         return objective
+
+
+def model_distance(a: Arrays, b: Arrays, kind: Literal["layers", "flat"] = "layers") -> float:
+    """Distance of two models over floating-point tensors, BatchNorm statistics included.
+
+    layers: the sum over tensors of the L2 norm of their difference; flat: one L2 norm of all.
+    """
+    squares = []
+    for name in sorted(a):
+        if a[name].dtype.kind == "f":
+            difference = np.subtract(a[name], b[name], dtype=np.float64)
+            squares.append(float(np.square(difference).sum()))
+    if kind == "layers":
+        return float(np.sqrt(squares).sum())
+    return float(np.sqrt(np.sum(squares)))

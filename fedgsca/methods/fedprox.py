@@ -13,18 +13,17 @@ of five (`official`), 0.001 and 0.01 for the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
 
-from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, register
 from fedgsca.methods.label_loss import LabelLoss
-from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import Batch, proximal, train
 from fedgsca.support.lazy_torch import Tensor, nn
-from fedgsca.wire import Arrays, Payload, Update
+from fedgsca.wire import Payload, Update
 
 # the authors' grid
 MU_GRID = (0.001, 0.01, 0.1, 1.0)
@@ -56,14 +55,6 @@ class FedProx(Method):
     Options = FedProxOptions
     options: FedProxOptions
 
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model."""
-        return start_from(weights)
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model."""
-        return broadcast_model(state, round)
-
     def local_update(self, payload: Payload, site: Site) -> Update:
         """E epochs of SGD on the loss of the given labels and the proximal term."""
         site.load(payload.weights)
@@ -76,7 +67,3 @@ class FedProx(Method):
         train(site, payload.round, objective)
         loss.save()
         return Update(site.name, site.num_samples, site.weights())
-
-    def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-        """The mean of the models, weighted by n_k."""
-        return average_models(state, updates)

@@ -45,12 +45,12 @@ from fedgsca.methods.base import (
     Method,
     MethodOptions,
     ServerState,
+    average_models,
     register,
 )
 from fedgsca.methods.label_loss import LabelLoss
-from fedgsca.methods.parts.averaging import average_models, start_from
-from fedgsca.methods.parts.loss_scales import unit_range
 from fedgsca.methods.parts.schedules import rounds_of
+from fedgsca.methods.parts.statistics import unit_range
 from fedgsca.methods.site import Site, load_weights
 from fedgsca.methods.train import SGD, evaluate, evaluate_site, train
 from fedgsca.rng import stream
@@ -139,10 +139,6 @@ class FedRN(Method):
     options: FedRNOptions
 
     # ---- server ----
-
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model; no neighbours yet."""
-        return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model and, after the warm-up, the heads of the most expert sites."""

@@ -46,9 +46,16 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedgsca.errors import ConfigError
-from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, ServerState, register
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Method,
+    PublishedOptions,
+    ServerState,
+    average_models,
+    register,
+)
 from fedgsca.methods.label_loss import LabelLoss
-from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import Batch, train
 from fedgsca.support.lazy_torch import F, Tensor, nn, no_grad, torch
@@ -232,14 +239,6 @@ class FedRobust(Method):
     options: FedRobustOptions
 
     # ---- server ----
-
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model."""
-        return start_from(weights)
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model."""
-        return broadcast_model(state, round)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The mean of the models, weighted by n_k or equally."""

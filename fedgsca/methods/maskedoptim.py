@@ -41,24 +41,22 @@ from fedgsca.methods.base import (
     PublishedOptions,
     SampleMemory,
     ServerState,
+    average_models,
     register,
 )
 from fedgsca.methods.fedelc import FedELC, note_labels
-from fedgsca.methods.parts.averaging import average_models, start_from
-from fedgsca.methods.parts.label_correction import (
-    CorrectionSettings,
-    LabelMask,
-    initial_logits,
-    train_with_labels,
-)
 from fedgsca.methods.parts.two_stages import (
     SWITCH,
     WARMUP,
+    CorrectionSettings,
+    LabelMask,
     adjusted_cross_entropy,
     broadcast_stage,
+    initial_logits,
     judge,
     stage_of,
     take_stand,
+    train_with_labels,
 )
 from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import train
@@ -194,10 +192,6 @@ class MaskedOptim(Method):
     options: MaskedOptimOptions
 
     # ---- server ----
-
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model."""
-        return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model, the stage and, after the switch, the rule."""

@@ -16,8 +16,7 @@ from fedgsca.federation.label_evidence import read_evidence, sites_with_evidence
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
 from fedgsca.federation.simulation import prepare
-from fedgsca.methods.base import load_methods
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import compose_method, load_methods
 from fedgsca.models.weights import has_packaged_weights
 from tests.toys import (
     CLASSES,

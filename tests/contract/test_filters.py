@@ -21,8 +21,7 @@ from fedgsca.federation.intake import Intake
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
 from fedgsca.federation.simulation import Experiment
-from fedgsca.methods.base import load_methods
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import compose_method, load_methods
 from fedgsca.wire import Payload, Update
 from tests.toys import (
     CLASSES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from fedgsca.hospital.flower_node import (
     Fleet,
     answer_next,
     answer_records,
+    explain_exit,
     pause_after,
 )
 from fedgsca.hospital.flower_simulation import make_app
@@ -292,3 +294,18 @@ def test_a_key_that_cannot_be_used_is_reported(
     options = ["--superlink", "localhost:1", "--root-certificates", str(path), "--key", str(path)]
     assert execute(["deploy", "node", str(tmp_path / "site.toml"), *options]) == 3
     assert "deploy.unusable-key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cause", "sentence"),
+    [
+        ("[code: 2004] Failed to activate SuperNode.", "does not admit this node"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] ...", "not signed by the authority"),
+        ("something new", "something new"),
+    ],
+)
+def test_the_last_words_of_a_connection_are_a_sentence(cause: str, sentence: str) -> None:
+    text = f"Exit Code: 305\nFailed to initialize the connection.\n{cause}\nmore\nand more"
+    record = logging.LogRecord("flwr", logging.ERROR, "", 1, text, (), None)
+    assert explain_exit(record)
+    assert sentence in record.getMessage() and "more" not in record.getMessage().splitlines()[-1]

@@ -18,8 +18,7 @@ from fedgsca.federation.base import Reply
 from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
-from fedgsca.methods.base import load_methods, make_method
-from fedgsca.methods.compose import compose_method
+from fedgsca.methods.base import compose_method, load_methods, make_method
 from fedgsca.models.build import feature_width
 from fedgsca.wire import (
     Arrays,

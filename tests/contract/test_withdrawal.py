@@ -26,7 +26,7 @@ from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.messages import terms_of
 from fedgsca.hospital.site_answers import SitePlace, answer
 from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
-from fedgsca.labels.audit_run import audit_run
+from fedgsca.labels.audits import audit_run
 from fedgsca.labels.withdrawal import withdraw
 from fedgsca.methods.base import load_methods
 from fedgsca.methods.site_store import Store

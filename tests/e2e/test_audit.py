@@ -19,9 +19,8 @@ from fedgsca.federation.simulation import Experiment
 from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.site_settings import read_settings
 from fedgsca.labels.audit_images import AuditImages
-from fedgsca.labels.audit_run import audit_run
 from fedgsca.labels.audit_table import read_audit
-from fedgsca.labels.build_audit import TEST_WARNING
+from fedgsca.labels.audits import audit_run
 from fedgsca.labels.site_data import EvidenceLocation, locate_evidence
 from tests.toys import toy_config, toy_folder, toy_npz
 
@@ -80,10 +79,8 @@ def test_audit_run_gives_python_users_the_same_lists(finished_run: Path, tmp_pat
         assert read_audit(site_audit.path).header == site_audit.header
 
 
-def test_audit_run_refuses_a_wrong_split_and_quota(finished_run: Path) -> None:
+def test_audit_run_refuses_a_wrong_quota_and_opinion(finished_run: Path) -> None:
     for arguments, code in (
-        ({"split": "val"}, "audit.unknown-split"),
-        ({"split": "test"}, "audit.test-labels-locked"),
         ({"quota": 10.0}, "audit.invalid-quota"),
         ({"second_opinions": ["nobody"]}, "audit.unknown-second-opinion"),
     ):
@@ -104,19 +101,6 @@ def test_json_is_alone_on_stdout(finished_run: Path) -> None:
     (record,) = json.loads(audit(finished_run, "--site", "site-1", "--json"))["audits"]
     assert record["path"] == str(finished_run / "audit" / "site-1")
     assert record["site"] == "site-1" and record["summary"]["truth"]["wrong"] == 0
-
-
-def test_the_test_labels_are_locked(finished_run: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        audit(finished_run, "--split", "test")
-    assert error.value.code == "audit.test-labels-locked" and "--unlock-test" in error.value.fix
-    assert not (finished_run / "audit" / "test").exists()
-    audit(finished_run, "--split", "test", "--unlock-test")
-    test_audit = read_audit(finished_run / "audit" / "test")
-    assert test_audit.header.split == "test" and test_audit.header.warning == TEST_WARNING
-    assert len(AuditImages.open(test_audit.path)) == len(test_audit) == 30
-    assert "without making the model better" in (test_audit.path / "gallery.html").read_text()
-    shutil.rmtree(test_audit.path)
 
 
 def test_moved_data_is_found_with_an_option(tmp_path: Path) -> None:
@@ -189,7 +173,7 @@ def train_at_hospital(experiment: Experiment, folder: Path) -> None:
     """What a deployed site does in its state folder."""
     from fedgsca.federation.local import SiteRunner
     from fedgsca.federation.site_rows import keep_samples
-    from fedgsca.methods.compose import compose_method
+    from fedgsca.methods.base import compose_method
     from fedgsca.methods.site import weights_of
 
     rounds = experiment.config.train.rounds

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fedgsca import cli
+from fedgsca.config.schema import AggregationConfig, Config, DataConfig, PrivacyConfig, TrainConfig
 from fedgsca.errors import QuorumError, RunFolderError
 from fedgsca.federation import rounds as federation
 from tests.toys import outcome, toy_npz
@@ -570,6 +571,9 @@ def test_config_resolves_and_differs(shell: Shell) -> None:
     assert code == 0 and tree["noise"]["spec"] == "S40" and tree["fedgsca-e"]["zeta"] == 0.6
     Path("c.toml").write_text(out)
     assert shell("config", "--config", "c.toml")[1] == out  # what is written reads back as itself
+    for section in (Config, TrainConfig, DataConfig, AggregationConfig, PrivacyConfig):
+        for key in set(section.model_fields) - {"options", "data", "noise", "model", "train"}:
+            assert re.search(rf"^(# )?\[?{key}\]?\b", out, re.MULTILINE), f"{key} is not printed"
     keys = {row["key"] for row in shell.json("config", "--diff", "paper")}
     assert "train.lr" in keys and "train.rounds" in keys and "data.source" not in keys
     assert "the same as preset paper" in shell("config", "--preset", "paper", "--diff", "paper")[1]

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -390,3 +391,7 @@ def check_homecoming(state: Path, out: Path, images: Path) -> None:
     ]
     assert {entry.person for entry in entries} == {"Dr. A"}
     assert entries[-1].sha256 == hashlib.sha256(content).hexdigest()
+    if find_spec("onnxruntime") and find_spec("onnxscript"):
+        assert (
+            execute(["export", str(folder), "--format", "onnx", "--out", str(folder / "onnx")]) == 0
+        )

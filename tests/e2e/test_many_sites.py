@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from fedgsca.cli import execute
+from fedgsca.cli.run_summary import _site_table
 from fedgsca.config import to_toml
+from fedgsca.federation.records import Setup
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
+from fedgsca.lab.report.run_reader import read_run
+from fedgsca.lab.table import print_tables
 from tests.toys import outcome, toy_config, toy_npz
 
 
@@ -29,6 +33,8 @@ def test_a_run_that_asks_some_of_many_sites(tmp_path: Path) -> None:
     run(config, tmp_path / "run", stop_after=2)
     arguments = ["--config", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")]
     assert execute(["run", *arguments, "--quiet"]) == 0
+    names = [f"site-{number}" for number in range(1, 21)]
+    assert read_run(tmp_path / "run").sites == names  # by their numbers
     assert {len(record.asked_sites or ()) for record in read_rounds(tmp_path / "run")} == {5}
     report = (tmp_path / "run" / "report.html").read_text()
     assert "A round asked 5 of 20 sites on average" in report
@@ -40,3 +46,18 @@ def test_two_ways_to_say_how_many_are_refused(capfd: pytest.CaptureFixture[str])
     sets = ["--set", "federation.participation=0.5", "--set", "federation.sites_per_round=3"]
     assert execute(["run", *sets, "--json"]) == 2
     assert "config.two-participations" in capfd.readouterr().out
+
+
+def test_a_summary_of_many_sites_has_a_row_per_kind_of_noise(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tree: dict[str, dict[str, object]] = {"sites": {}}
+    for number in range(1, 1001):
+        noise = {"samples": 6, "rate": 0.5 if number % 2 else 0.0, "counts": [[3, 3], [0, 0]]}
+        name = "S50" if number % 2 else "0"
+        tree["sites"][f"site-{number}"] = {"num_samples": 6, "noise": name, "realised": noise}
+    (tmp_path / "config.toml").write_text("")
+    print_tables([_site_table(tmp_path, Setup.from_json(tree))])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 10 and any("S50" in line and "50.0 %" in line for line in lines)
+    assert "1000 sites" in lines[-1]

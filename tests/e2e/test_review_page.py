@@ -394,9 +394,8 @@ def test_all_images_of_a_patient_are_side_by_side(window: Browser, tmp_path: Pat
 
 
 def test_two_readers_and_a_judge_over_the_network(window: Browser, folder: Path) -> None:
-    from fedgsca.labels.review.address import PageAddress
     from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook
-    from fedgsca.labels.review.serve import bind_address, build_network_server
+    from fedgsca.labels.review.serve import PageAddress, bind_address, build_network_server
     from fedgsca.labels.review.web_app import SharedReview
 
     with bind_address("127.0.0.1", 0) as listener:

@@ -179,11 +179,14 @@ def test_the_coordinator_starts_and_watches(free_folder: Path) -> None:
     pytest.importorskip("flwr")
     blocks = read_blocks("coordinator")
     save_files(blocks, free_folder)
-    port = str(free_port())
+    ports = f"{free_port()}\ncontrol_port = {free_port()}"
     plan = free_folder / "consortium.toml"
-    plan.write_text(plan.read_text().replace("8123", port).replace("rounds = 12", "rounds = 6"))
+    plan.write_text(plan.read_text().replace("8123", ports).replace("rounds = 12", "rounds = 6"))
     output = run_script(shorten(shell_script(blocks)), free_folder, timeout=1500)
-    assert "berlin: registered" in output
-    assert "finished" in output
+    assert "Rehearsal has agreed until 2099-12-31" in output
+    assert "finished" in output and "received model" in output
+    for name in ("berlin", "lyon"):
+        (folder,) = (free_folder / name / "state").glob("*/model")
+        assert (folder / "export" / "MODEL_CARD.md").is_file()
     assert (free_folder / "kits/coordinator/run/report.html").is_file()
     assert list((free_folder / "berlin/state").glob("*/audit/berlin/gallery.html"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fedgsca.cli.apply import _counts_text
 from fedgsca.cli.run_summary import show_run
 from fedgsca.data.load import load
 from fedgsca.data.relabel import log_path, read_log
-from fedgsca.errors import DataError, RunFolderError
+from fedgsca.errors import ConfigError, DataError, FedgscaError, RunFolderError
 from fedgsca.federation.data_source import load_table
 from fedgsca.federation.records import RunResult
 from fedgsca.federation.rounds import run
@@ -284,15 +285,6 @@ def test_data_that_changed_since_the_audit_is_refused(audit: Audit) -> None:
     assert error.value.code == "audit.data-changed"
 
 
-def test_an_audit_of_test_images_is_refused(audit: Audit) -> None:
-    decide(audit, 0, "accept")
-    header = json.loads((audit.path / "audit.json").read_text())
-    (audit.path / "audit.json").write_text(json.dumps({**header, "split": "test"}))
-    with pytest.raises(DataError) as error:
-        apply_decisions(audit.path)
-    assert error.value.code == "audit.test-labels-not-applied"
-
-
 def test_without_decisions_there_is_nothing_to_apply(audit: Audit) -> None:
     for content in (None, "damaged\n"):
         if content is not None:
@@ -456,7 +448,7 @@ def test_apply_that_was_killed_can_be_repeated(
 
     decide(audit, 0, "accept")
 
-    def die(path: Path, content: bytes, *, mode: int) -> None:
+    def die(path: Path, content: bytes) -> None:
         raise KeyboardInterrupt
 
     out = tmp_path / "corrected.csv"
@@ -501,3 +493,48 @@ def abandoned_file(path: Path) -> Path:
     temporary = path.with_name(f"{path.name}.{platform.node()}-{process.pid}-1.tmp")
     temporary.write_bytes(b"half")
     return temporary
+
+
+# ---- people who do not count, and the page to sign ----
+
+
+def test_a_person_can_be_left_out(audit: Audit) -> None:
+    suspect = decide(audit, 0, "accept")
+    decide(audit, 0, "keep", reviewer="bert")
+    disputed = apply_decisions(audit.path)
+    assert disputed.counts.num_disputed == 1 and disputed.file is None
+    result = apply_decisions(audit.path, without=["bert"])
+    assert [change.new for change in result.changes] == [suspect.suggestion]
+    assert result.file is not None
+    log = json.loads(log_path(result.file).read_text())
+    assert log["policy"] == "unanimous; without bert" and log["reviewers"] == ["anna"]
+    for names, code in (
+        (["carl"], "audit.unknown-reviewer"),
+        (["anna", "bert"], "audit.no-decisions"),
+    ):
+        with pytest.raises(FedgscaError) as error:
+            apply_decisions(audit.path, without=names)
+        assert error.value.code == code
+
+
+def test_the_record_has_counts_changes_and_a_line_to_sign(audit: Audit) -> None:
+    suspect = decide(audit, 0, "accept")
+    decide(audit, 1, "keep")
+    decide(audit, 1, "keep", reviewer="bert")
+    result = apply_decisions(audit.path, language="de")
+    assert result.protocol is not None and result.file is not None
+    assert result.protocol.stat().st_mode & 0o077 == 0
+    page = result.protocol.read_text()
+    assert "Protokoll einer Label-Prüfung" in page and "Unterschrift" in page
+    assert f"{suspect.given} → {suspect.suggestion}" in page
+    assert hashlib.sha256(result.file.read_bytes()).hexdigest() in page
+    assert "<script" not in page and "anna" in page and "bert" in page
+
+
+@pytest.mark.parametrize("language", ["fy", "../de"])
+def test_an_unknown_language_writes_nothing(audit: Audit, language: str) -> None:
+    decide(audit, 0, "accept")
+    with pytest.raises(ConfigError) as error:
+        apply_decisions(audit.path, language=language)
+    assert error.value.code == "review.unknown-language"
+    assert not list((audit.path.parents[2] / "data").glob("*corrected*"))

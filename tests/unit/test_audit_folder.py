@@ -16,8 +16,9 @@ from fedgsca.data.load import load
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.evidence import label_losses
-from fedgsca.labels import audit_folder as alone
+from fedgsca.labels import audits as alone
 from fedgsca.labels import site_data
+from fedgsca.labels.audit_table import read_audit
 from fedgsca.labels.build_audit import measure_ranking
 from fedgsca.labels.local_evidence import (
     RIDGE,
@@ -204,3 +205,51 @@ def test_test_images_of_a_split_column_stay_locked(folder: Path, tmp_path: Path)
     (folder / "labels.csv").write_text("\n".join(rows) + "\n")
     audit = fedgsca.audit_folder(folder, tmp_path / "out")
     assert audit.summary.labels == 48
+
+
+# ---- contradicting copies ----
+
+
+def copy_image(folder: Path, old: str, new: str, label: str) -> None:
+    """Add a copy of an image with another label, of the same patient."""
+    (folder / new).write_bytes((folder / old).read_bytes())
+    with open(folder / "labels.csv", "a") as file:
+        file.write(f"{new},{label},patient-{int(old[:2]) // 2}\n")
+
+
+def test_contradicting_copies_come_first_whatever_the_evidence_says(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = sorted(COLOURS)
+    copy_image(folder, "20.png", "60.png", names[0])  # the colour of 20 is that of names[2]
+    audit = fedgsca.audit_folder(folder, tmp_path / "out", quota=0.0)
+    one, two = audit.window(0, 2)
+    assert {one.id, two.id} == {"20.png", "60.png"}
+    assert one.suggestion == two.given and two.suggestion == one.given
+    assert one.copies == ((two.row, two.id, two.given),) and one.priority and two.priority
+    assert "a copy of the image is labelled" in one.reason
+    copies = audit.summary.copies
+    assert copies is not None and (copies.pairs, copies.labels, copies.least_wrong) == (1, 2, 1)
+    assert audit.summary.estimated_wrong.low >= 1
+    assert "The same image with different labels" in (audit.path / "gallery.html").read_text()
+    assert execute(["audit", str(tmp_path / "out")]) == 0
+    assert "first on the list" in " ".join(capsys.readouterr().out.split())
+    # one of the two is confirmed: the other one is wrong, and still on the list
+    right = one if one.id == "20.png" else two
+    fedgsca.record_decisions(audit, {"20.png": right.given}, reviewer="M. Rossi")
+    labels = fedgsca.apply_decisions(audit).file
+    second = fedgsca.audit_folder(folder, tmp_path / "second", labels=labels)
+    assert second.window(0, 1)[0].id == "60.png"
+    copies = second.summary.copies
+    assert copies is not None and (copies.labels, copies.least_wrong) == (1, 1)
+    # the other one is corrected: nothing contradicts any more
+    fedgsca.record_decisions(second, {"60.png": right.given}, reviewer="M. Rossi")
+    labels = fedgsca.apply_decisions(second).file
+    assert fedgsca.audit_folder(folder, tmp_path / "third", labels=labels).summary.copies is None
+
+
+def test_so_many_labels_as_there_is_time_for(folder: Path, tmp_path: Path) -> None:
+    audit = alone.audit_folder(folder, tmp_path / "out", review=7)
+    assert [suspect.rank for suspect in audit.suspects()] == list(range(1, 8))
+    assert execute(["audit", str(tmp_path / "out"), "--review", "3"]) == 0
+    assert read_audit(tmp_path / "out").num_suspects == 3

@@ -124,7 +124,6 @@ def test_ranking_quality_by_hand() -> None:
     assert quality.precision_at == {"10%": 1.0, "errors": 0.5}
     assert quality.recall_at == {"10%": 0.5, "errors": 0.5}
     assert quality.auroc == pytest.approx(15 / 16)
-    assert quality.effort[0] == (0, 0) and quality.effort[-1] == (10, 2)
     clean = measure_ranking(np.arange(10), np.zeros(10, bool))
     assert clean.auroc is None and clean.precision_at == {"10%": None, "errors": None}
     assert clean.recall_at == {"10%": None, "errors": None}

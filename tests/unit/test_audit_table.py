@@ -77,13 +77,13 @@ def test_the_files_have_their_keys(audit: Audit) -> None:
     line = json.loads((audit.path / "suspects.jsonl").read_text().splitlines()[0])
     assert list(line) == [
         *("rank", "row", "id", "hash", "given", "suggested", "probability", "others", "suspicion"),
-        *("reason", "priority", "opinions"),
+        *("reason", "priority", "opinions", "copies"),
     ]
     assert json.loads((audit.path / "clean.json").read_text()) == {"normal": [3]}
     header = json.loads((audit.path / "audit.json").read_text())
     assert list(header) == [
-        *("run", "site", "data", "classes", "method", "split", "warning"),
-        *("summary", "version", "scored", "columns"),
+        *("run", "site", "data", "classes", "method", "warning"),
+        *("summary", "version", "scored", "columns", "order"),
     ]
     assert header["version"] == 1 and header["scored"] == 50
 
@@ -114,7 +114,7 @@ def test_names_survive_and_no_cell_is_a_formula(tmp_path: Path) -> None:
     assert rows[1][2] == "'" + odd.id
     assert rows[2][2] == "'-1+1"
     assert {len(row) for row in rows} == {len(rows[0])}
-    assert dict(zip(rows[0], rows[1], strict=True))["opinions"] == "cleanlab: normal 0.50"
+    assert dict(zip(rows[0], rows[1], strict=True))["opinions"] == "cleanlab: normal (weak)"
 
 
 def test_an_interrupted_audit_is_not_an_audit(audit: Audit) -> None:

@@ -26,12 +26,14 @@ from fedgsca.lab.comparison import (
 from fedgsca.lab.plan import (
     ComparisonPlan,
     check_variation,
+    choose_methods,
     default_methods,
     join_variations,
     model_tree,
     parse_methods,
     parse_models,
     parse_noises,
+    parse_rows,
     parse_seeds,
     parse_variation,
     read_plan,
@@ -40,7 +42,7 @@ from fedgsca.lab.plan import (
 from fedgsca.lab.report.comparison_columns import overview_table
 from fedgsca.lab.report.comparison_rows import compare_rows
 from fedgsca.lab.report.html_page import write_report
-from fedgsca.lab.runner import GridCell, SilentGridObserver
+from fedgsca.lab.runner import GridCell, Shard, SilentGridObserver
 from fedgsca.lab.table import text_of
 from fedgsca.methods.base import load_methods
 from tests.ninth_method import ninth_method
@@ -651,3 +653,52 @@ def test_every_varied_value_of_a_comparison_from_python_is_trained(tmp_path: Pat
     with pytest.raises(ConfigError) as caught:
         compare(["fedavg"], build(SMALL_TREE), vary={"data.sites": []}, out=tmp_path / "other")
     assert caught.value.code == "grid.empty-variation"
+
+
+def test_a_row_is_a_method_with_settings_under_a_name_of_ones_own(
+    tmp_path: Path, broken_runs: dict[str, BaseException]
+) -> None:
+    rows = parse_rows(["FedGSCA literal=fedgsca,preset=paper", "Slow=FedAvg,lr=0.001,epochs=2"])
+    assert choose_methods(None, rows) == ("fedavg", "fedgsca-literal", "slow")
+    assert choose_methods("fedprox", rows) == ("fedprox", "fedgsca-literal", "slow")
+    assert rows["slow"].tree == {"method": "fedavg", "train": {"lr": 0.001, "epochs": 2}}
+    (row,) = parse_rows(["x=fedgsca,zeta=0.7,data.sites=3"]).values()
+    assert row.tree == {"method": "fedgsca", "fedgsca": {"zeta": 0.7}, "data": {"sites": 3}}
+    plan = ComparisonPlan(
+        choose_methods(None, rows),
+        ("S40",),
+        (0,),
+        SMALL_TREE,
+        method_settings={name: one.tree for name, one in rows.items()},
+        labels={name: one.label for name, one in rows.items()},
+    )
+    result = run_plan(plan, tmp_path, SilentGridObserver())
+    labels = [row.label for row in result.rows]
+    assert labels == ["FedAvg", "FedGSCA literal", "Slow", "Ceiling"]
+    literal = next(cell.config for cell in plan.cells() if cell.row == "fedgsca-literal")
+    assert literal.preset == "paper" and literal.options["warmup"] == 0
+
+
+@pytest.mark.parametrize(
+    ("items", "code"),
+    [
+        (["no sign"], "grid.invalid-row"),
+        (["x=fedgsca,zeta"], "grid.invalid-row"),
+        (["=fedgsca"], "grid.invalid-row"),
+        (["fedavg=fedgsca"], "grid.repeated-row"),
+        (["ceiling=fedgsca"], "grid.repeated-row"),
+        (["a=fedgsca", "A=fedprox"], "grid.repeated-row"),
+    ],
+)
+def test_a_wrong_row_is_explained(items: list[str], code: str) -> None:
+    assert error_of(ConfigError, parse_rows, items).code == code
+
+
+def test_parts_of_a_comparison_share_a_folder(
+    tmp_path: Path, broken_runs: dict[str, BaseException]
+) -> None:
+    """Whoever ends last writes the numbers of all."""
+    plan = ComparisonPlan(("fedavg", "fedprox"), ("S40",), (0, 1), SMALL_TREE)
+    for index in (1, 2, 3):
+        result = run_plan(plan, tmp_path, SilentGridObserver(), shard=Shard(index, 3))
+    assert len(result.comparison.cells) == 4 and len(result.comparison.ceiling["S40"]) == 2

@@ -12,13 +12,7 @@ from PIL import Image
 
 from fedgsca.data import build_table
 from fedgsca.data.file_list import show_cases
-from fedgsca.data.image_files import (
-    UnreadableImageError,
-    decode,
-    fit,
-    inspect_image,
-    white_level,
-)
+from fedgsca.data.image_files import UnreadableImageError, decode, fit, inspect_image, white_level
 from fedgsca.data.load import load
 from fedgsca.data.partition import split_rows
 from fedgsca.data.readers.folder import list_folder

@@ -237,7 +237,7 @@ def test_agreement_counts_only_labels_that_both_gave(tmp_path: Path) -> None:
         *("decided", "actions", "confusions", "median_seconds", "per_minute", "blind")
     ]
     assert list(tree["agreement"][0]) == [
-        *("reviewers", "both", "n", "agree", "kappa", "conflicts")
+        *("reviewers", "both", "n", "agree", "kappa", "weighted_kappa", "conflicts")
     ]
     assert tree["agreement"][0]["conflicts"][1] == {
         "row": 2,
@@ -274,3 +274,38 @@ def test_a_coffee_break_does_not_halve_the_speed() -> None:
         [decision(1, seconds=5.0), decision(2, seconds=3600.0)]
     ) == pytest.approx(60 * 2 / 125)
     assert images_per_minute([]) is None
+
+
+# ---- two pages of one person ----
+
+
+def test_what_another_page_decided_is_not_overwritten_unseen(tmp_path: Path) -> None:
+    one = Decisions(tmp_path)
+    other = Decisions(tmp_path)
+    first = one.add(decision(3, "keep"), replaces="")
+    with pytest.raises(DataError) as error:
+        other.add(decision(3, "accept"), replaces="")
+    assert error.value.code == "review.decided-meanwhile" and "'a'" in error.value.message
+    assert actions(tmp_path) == {3: "keep"}
+    other.add(decision(3, "accept"), replaces=first.time)  # now it has seen the first one
+    assert actions(tmp_path) == {3: "accept"}
+    other.undo("anna")
+    one.add(decision(3, "unsure"), replaces=first.time)
+    assert actions(tmp_path) == {3: "unsure"}
+
+
+# ---- agreement about ordered classes ----
+
+
+def test_weighted_kappa_counts_steps() -> None:
+    grades = ("grade 0", "grade 1", "grade 2")
+    first = [grades[0], grades[1], grades[2], grades[2]]
+    near = [grades[0], grades[1], grades[1], grades[2]]
+    far = [grades[0], grades[1], grades[0], grades[2]]
+    # by hand: 1 of 4 differs, and 11 of 16 pairs by chance
+    for second in (near, far):
+        assert cohens_kappa(first, second) == pytest.approx(1 - (1 / 4) / (11 / 16))
+    # steps apart: 1 and 2 in 4, and 14 and 16 in the 16 pairs by chance
+    assert cohens_kappa(first, near, grades) == pytest.approx(1 - (1 / 4) / (14 / 16))
+    assert cohens_kappa(first, far, grades) == pytest.approx(1 - (2 / 4) / (16 / 16))
+    assert cohens_kappa([grades[0]], [grades[0]], grades) is None

@@ -19,8 +19,8 @@ from fedgsca.labels.exchange import export_suspects, import_verdicts
 from tests.audits import toy_audit
 from tests.toys import toy_npz
 
-KINDS = ("cleanlab", "label-studio", "fiftyone")
-NAMES = {"cleanlab": "issues.csv", "label-studio": "tasks.json", "fiftyone": "dataset"}
+KINDS = ("cleanlab", "label-studio", "cvat")
+NAMES = {"cleanlab": "issues.csv", "label-studio": "tasks.json", "cvat": "tags.xml"}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_file_with_one_foreign_entry_is_refused_completely(
     review(audit)
     export_suspects(audit, kind, tmp_path / NAMES[kind])
     (audit.path / FILE).unlink()
-    file = tmp_path / NAMES[kind] / "labels.json" if kind == "fiftyone" else tmp_path / NAMES[kind]
+    file = tmp_path / NAMES[kind]
     last = audit.window(3, 1)[0]
     third = next(name for name in audit.classes if name not in (last.given, last.suggestion))
     old, new = {
@@ -103,7 +103,7 @@ def test_a_file_with_one_foreign_entry_is_refused_completely(
     text = file.read_text()
     if change == "class" and kind != "cleanlab":
         text = text.replace(f'"choices": ["{old}"]', f'"choices": ["{new}"]').replace(
-            f'"label": "{old}"', f'"label": "{new}"'
+            f' label="{old}"', f' label="{new}"'
         )
     else:
         text = text.replace(old, new)
@@ -197,43 +197,30 @@ def test_label_studio_tasks_and_an_export_of_several_people(audit: Audit, tmp_pa
     ]
 
 
-def test_fiftyone_folder(audit: Audit, tmp_path: Path) -> None:
-    export_suspects(audit, "fiftyone", tmp_path / "set")
-    dataset = json.loads((tmp_path / "set" / "labels.json").read_text())
-    assert dataset["classes"] == list(audit.classes)
-    assert {f"{name}.png" for name in dataset["labels"]} == {
-        path.name for path in (tmp_path / "set" / "data").iterdir()
-    }
-    name = next(iter(dataset["labels"]))
-    dataset["labels"][name]["label"] = audit.classes.index(
-        dataset["labels"][name]["attributes"]["suggested"]
-    )  # a number will do
-    (tmp_path / "set" / "labels.json").write_text(json.dumps(dataset))
-    assert import_verdicts(audit, "fiftyone", tmp_path / "set") == {"fiftyone": 1}
-
-
-def test_a_fiftyone_export_without_attributes_is_read(audit: Audit, tmp_path: Path) -> None:
-    one, two = audit.window(0, 2)
-    names = [f"row-{suspect.row}-{suspect.hash[:12]}" for suspect in (one, two)]
-    for labels, classes in (
-        ([one.suggestion, two.given], None),
-        (
-            [audit.classes.index(one.suggestion), audit.classes.index(two.given)],
-            list(audit.classes),
-        ),
-    ):
-        (audit.path / FILE).unlink(missing_ok=True)
-        targets = {**dict(zip(names, labels, strict=True)), "row-5": None}
-        (tmp_path / "labels.json").write_text(json.dumps({"classes": classes, "labels": targets}))
-        assert import_verdicts(audit, "fiftyone", tmp_path / "labels.json") == {"fiftyone": 1}
-        assert state(audit, "fiftyone") == {one.row: ("accept", one.suggestion, "")}
-    (tmp_path / "labels.json").write_text(
-        json.dumps({"labels": {f"row-{one.row}-{'0' * 12}": two.suggestion}})
-    )
+def test_cvat_tags_of_a_person_are_decisions(audit: Audit, tmp_path: Path) -> None:
+    file = tmp_path / "annotations.xml"
+    export_suspects(audit, "cvat", file)
+    tree = ElementTree.parse(file)
+    tags = tree.findall("image/tag")
+    assert {tag.get("source") for tag in tags} == {"auto"}, "suggestions are no decisions"
+    first = audit.window(0, 1)[0]
+    assert tags[0].get("label") == first.suggestion
+    tags[0].set("source", "manual")
+    tree.write(file, encoding="utf-8")
+    assert import_verdicts(audit, "cvat", file) == {"cvat": 1}
+    assert state(audit, "cvat")[first.row][:2] == ("accept", first.suggestion)
+    file.write_text("<!DOCTYPE a [<!ENTITY b 'c'>]><annotations/>")
     with pytest.raises(DataError) as error:
-        import_verdicts(audit, "fiftyone", tmp_path / "labels.json")
-    assert error.value.code == "audit.import-mismatch"
-    assert f"row-{one.row}-{'0' * 12}: there is no such image" in error.value.message
+        import_verdicts(audit, "cvat", file)
+    assert error.value.code == "audit.unreadable-import"
+
+
+def test_links_need_dicom_files(audit: Audit, tmp_path: Path) -> None:
+    for work in (export_suspects, import_verdicts):
+        with pytest.raises(DataError) as error:
+            work(audit, "dicom", tmp_path / "links.csv")
+        assert error.value.code in ("audit.no-dicom", "audit.unknown-format")
+    assert not (tmp_path / "links.csv").exists()
 
 
 def test_the_short_form_of_label_studio_is_refused(audit: Audit, tmp_path: Path) -> None:

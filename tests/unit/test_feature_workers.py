@@ -14,19 +14,19 @@ import pytest
 
 from fedgsca.config import ModelConfig
 from fedgsca.errors import ConfigError
-from fedgsca.models import feature_workers
+from fedgsca.models import features as feature_module
 from fedgsca.models.build import build_backbone
-from fedgsca.models.feature_workers import (
+from fedgsca.models.features import (
     VARIABLE,
     FeatureWorkers,
     choose_workers,
     decode_array,
     encode_array,
+    extract,
     read_setting,
     receive_message,
     send_message,
 )
-from fedgsca.models.features import extract
 from fedgsca.rng import stream
 from fedgsca.support.console import listen
 
@@ -67,7 +67,7 @@ def test_lost_workers_are_replaced_by_this_process(
     monkeypatch: pytest.MonkeyPatch, expectation: np.ndarray, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(VARIABLE, "2")
-    start_worker = feature_workers._start_worker
+    start_worker = feature_module._start_worker
 
     def start_and_kill() -> subprocess.Popen[bytes]:
         process = start_worker()
@@ -75,7 +75,7 @@ def test_lost_workers_are_replaced_by_this_process(
         process.kill()
         return process
 
-    monkeypatch.setattr(feature_workers, "_start_worker", start_and_kill)
+    monkeypatch.setattr(feature_module, "_start_worker", start_and_kill)
     assert features().tobytes() == expectation.tobytes()
     assert "a worker for features was lost" in caplog.text
 
@@ -142,7 +142,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
 def test_a_worker_survives_an_interrupt_and_ends_with_the_process_that_started_it(
     expectation: np.ndarray,
 ) -> None:
-    process = feature_workers._start_worker()
+    process = feature_module._start_worker()
     assert process is not None
     assert process.stdin is not None and process.stdout is not None
     for message in FeatureWorkers(MODEL, build_backbone("cnn", seed=3), 1).opening:
@@ -167,13 +167,13 @@ def test_an_invalid_number_is_refused(monkeypatch: pytest.MonkeyPatch, text: str
 
 def test_workers_start_only_where_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(feature_workers, "count_cores", lambda: 8)
+    monkeypatch.setattr(feature_module, "count_cores", lambda: 8)
     assert choose_workers("cnn", 100, 0.0) == 1  # not known yet what a batch takes
     assert choose_workers("cnn", 100, 1.0) == 4
     assert choose_workers("cnn", 3, 60.0) == 3
     assert choose_workers("cnn", 10, 1.0) == 1  # sooner done than started
     assert choose_workers("package.module:function", 100, 1.0) == 1
-    monkeypatch.setattr(feature_workers, "count_cores", lambda: 3)
+    monkeypatch.setattr(feature_module, "count_cores", lambda: 3)
     assert choose_workers("cnn", 100, 1.0) == 1
     monkeypatch.setenv(VARIABLE, "auto")
     assert choose_workers("cnn", 100, 1.0) == 1

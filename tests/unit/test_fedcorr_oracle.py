@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.oracles.fedcorr_loop import Client, Hyper, MainLoop, Outcome, lid_terms
-from fedgsca.methods.parts.lid import mean_lid
+from fedgsca.methods.parts.statistics import mean_lid
 from fedgsca.rng import stream
 from tests.helpers import CLASSES, Toy, toy_experiment
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedgsca.methods.feddiv import debiased_labels, merge_filters, update_prior
-from fedgsca.methods.parts.loss_scales import double_softmax_losses, unit_range
+from fedgsca.methods.parts.statistics import double_softmax_losses, unit_range
 from tests.helpers import toy_experiment
 
 QUICK = {"warmup": 5, "relabel_from": 1}

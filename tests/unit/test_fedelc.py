@@ -15,7 +15,7 @@ from fedgsca.methods.maskedoptim import (
     pull_towards,
     small_loss_mask,
 )
-from fedgsca.methods.parts.label_correction import (
+from fedgsca.methods.parts.two_stages import (
     CorrectionSettings,
     correction_loss,
     initial_logits,

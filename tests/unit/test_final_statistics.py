@@ -21,13 +21,14 @@ from fedgsca.federation.final_statistics import (
     summarise_predictions,
     write_predictions_file,
 )
-from fedgsca.federation.records import Comparison, Matrix, RoundRecord, RunResult
+from fedgsca.federation.records import Matrix, RoundRecord, RunResult
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_result
 from fedgsca.federation.site_evaluation import pool_scores
 from fedgsca.lab.export.prediction import open_model
 from fedgsca.lab.export.trained_model import as_evaluated, read_trained
 from fedgsca.lab.export.write_export import export
+from fedgsca.lab.records import Comparison
 from fedgsca.lab.report.comparison_rows import with_differences
 from fedgsca.lab.report.html_page import write_report
 from fedgsca.lab.statistic import draw_f1

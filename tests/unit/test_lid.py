@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from fedgsca.methods.parts.clustering import two_groups
-from fedgsca.methods.parts.lid import lid_from_distances, mean_lid, nearest_distances
+from fedgsca.methods.parts.groups import two_groups
+from fedgsca.methods.parts.statistics import lid_from_distances, mean_lid, nearest_distances
 from fedgsca.rng import stream
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,44 +14,35 @@ from fedgsca.methods.base import (
     Method,
     MethodOptions,
     ServerState,
+    average_models,
     load_methods,
     make_method,
     paper_methods,
     register,
 )
-from fedgsca.methods.parts.averaging import average_models, broadcast_model, start_from
 from fedgsca.methods.site import Site
-from fedgsca.wire import Arrays, Payload, Update
+from fedgsca.wire import Payload, Update
 
 WEIGHTS = {"w": np.array([1.0, 2.0], np.float32)}
 
 
 @pytest.fixture
 def bare() -> Iterator[type[Method]]:
-    """A method that defines nothing but its name and the four functions."""
+    """A method that defines nothing but its name and what a site does."""
     load_methods()
 
     @register
     class Bare(Method):
         name = "bare"
 
-        def start(self, weights: Arrays, seed: int) -> ServerState:
-            return start_from(weights)
-
-        def broadcast(self, state: ServerState, round: int) -> Payload:
-            return broadcast_model(state, round)
-
         def local_update(self, payload: Payload, site: Site) -> Update:
             return Update(site.name, site.num_samples, payload.weights)
-
-        def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
-            return average_models(state, updates)
 
     yield Bare
     METHODS.unregister("bare")
 
 
-def test_a_method_needs_only_a_name_and_four_functions(bare: type[Method]) -> None:
+def test_a_method_needs_only_a_name_and_a_local_update(bare: type[Method]) -> None:
     method = make_method("bare", {}, rounds=7)
     assert isinstance(method, bare)
     assert (method.options, method.rounds) == (MethodOptions(), 7)
@@ -95,16 +86,17 @@ def test_averaging_keeps_what_the_server_stored() -> None:
     assert average_models(state, []).extras == state.extras
 
 
-def test_the_server_half_of_fedavg() -> None:
-    state = start_from(WEIGHTS)
+def test_the_server_half_is_that_of_fedavg(bare: type[Method]) -> None:
+    method = make_method("bare", {}, rounds=7)
+    state = method.start(WEIGHTS, seed=0)
     assert (state.round, dict(state.weights), dict(state.extras)) == (0, WEIGHTS, {})
-    payload = broadcast_model(state, 0)
+    payload = method.broadcast(state, 0)
     assert payload.round == 0 and payload.weights is state.weights and not payload.extras
     updates = [
         Update("a", 1, {"w": np.array([0.0, 0.0], np.float32)}),
         Update("b", 3, {"w": np.array([4.0, 8.0], np.float32)}),
     ]
-    after_round = average_models(state, updates)
+    after_round = method.aggregate(state, iter(updates))
     assert after_round.round == 1 and after_round.weights["w"].tolist() == [3.0, 6.0]
     assert average_models(state, updates, lambda _: 1.0).weights["w"].tolist() == [2.0, 4.0]
     assert average_models(state, []).weights["w"].tolist() == [1.0, 2.0]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedgsca.methods.aggregate import WeightedMean
-from fedgsca.methods.parts.clustering import nearer_second, two_means
-from fedgsca.methods.parts.distances import model_distance
+from fedgsca.methods.fednoro import model_distance
+from fedgsca.methods.parts.groups import nearer_second, two_means
 from fedgsca.methods.parts.schedules import rampup, rounds_of
 from fedgsca.methods.parts.statistics import class_means, log_prior
 from fedgsca.methods.train import Batch, cross_entropy, proximal

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from sklearn.mixture import GaussianMixture
 
-from fedgsca.methods.parts.clustering import nearer_second, two_means
-from fedgsca.methods.parts.mixtures import (
+from fedgsca.methods.parts.groups import (
     Mixture,
     fit_mixture,
     fit_two_groups,
+    nearer_second,
+    two_means,
     vote_of_mixtures,
 )
 from fedgsca.rng import stream

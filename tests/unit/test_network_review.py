@@ -36,18 +36,19 @@ from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import read_audit
 from fedgsca.labels.consensus import find_consensus, summarise_decisions
 from fedgsca.labels.review import security
-from fedgsca.labels.review.address import (
+from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook, hash_token
+from fedgsca.labels.review.security import NetworkAccess
+from fedgsca.labels.review.serve import (
     PageAddress,
     TlsFiles,
+    bind_address,
+    build_network_server,
     check_certificate,
     choose_listen_address,
     make_certificate,
     parse_address,
     require_tls,
 )
-from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook, hash_token
-from fedgsca.labels.review.security import NetworkAccess
-from fedgsca.labels.review.serve import bind_address, build_network_server
 from fedgsca.labels.review.trail import ReviewTrail, check_trail
 from fedgsca.labels.review.web_app import SharedReview, build_network_app
 
@@ -785,3 +786,18 @@ def test_unsafe_or_useless_options_are_refused(
 ) -> None:
     assert execute(["review", str(folder), *options]) != 0
     assert code in capsys.readouterr().err
+
+
+def test_an_expired_link_stays_expired_and_the_server_says_why_nobody_gets_in(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = LinkBook(folder)
+    for name, days in (("anna", -1), ("bert", 1)):
+        book.add(name, role=READER, blind=False, days=days, address="http://127.0.0.1:8443")
+        book.revoke(name)
+    states = {
+        link.reviewer: link.find_problem(datetime.now(UTC)) for link in LinkBook(folder).links
+    }
+    assert states == {"anna": "expired", "bert": "revoked"}
+    assert execute(["review", str(folder), "--serve", "127.0.0.1"]) != 0
+    assert "anna: expired, bert: revoked" in " ".join(capsys.readouterr().err.split())

@@ -26,9 +26,8 @@ from fedgsca.federation.simulation import prepare
 from fedgsca.federation.time_estimate import measure_speed
 from fedgsca.lab.export.prediction import predict
 from fedgsca.lab.export.write_export import export
-from fedgsca.labels.audit_folder import audit_folder
 from fedgsca.labels.audit_images import AuditImages
-from fedgsca.labels.audit_run import audit_run
+from fedgsca.labels.audits import audit_folder, audit_run
 from fedgsca.rng import stream
 from tests.toys import toy_images
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fedgsca.errors import ConfigError
-from fedgsca.federation.records import Comparison
 from fedgsca.lab.paper.experiments import DATASETS, EXPERIMENTS, REAL
-from fedgsca.lab.paper.plans import (
-    MINI_ROUNDS,
-    make_plan,
-    printed_numbers,
-    read_numbers,
-    warmups,
-)
+from fedgsca.lab.paper.plans import MINI_ROUNDS, make_plan, printed_numbers, read_numbers, warmups
 from fedgsca.lab.plan import ComparisonPlan, default_methods
+from fedgsca.lab.records import Comparison
 from fedgsca.lab.report.comparison_columns import make_tables
 from fedgsca.lab.report.comparison_rows import compare_rows, rank_agreement
 from fedgsca.methods.base import paper_methods

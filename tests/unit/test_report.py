@@ -21,8 +21,9 @@ import pytest
 
 from fedgsca.cli.run_summary import show_participation
 from fedgsca.errors import RunFolderError
-from fedgsca.federation.records import Comparison, RoundRecord, SiteRecord
+from fedgsca.federation.records import RoundRecord, SiteRecord
 from fedgsca.lab.comparison import write_tables
+from fedgsca.lab.records import Comparison
 from fedgsca.lab.report import run_sections
 from fedgsca.lab.report.comparison_columns import explain_numbers, make_tables
 from fedgsca.lab.report.comparison_rows import compare_rows, recovery

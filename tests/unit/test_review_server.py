@@ -472,6 +472,7 @@ def test_a_blind_reviewer_sees_no_label_before_the_list_is_complete(folder: Path
         answer = decide(app, item, "change", label=about["classes"][i % 2]).json
         # neither accept nor keep: both would tell what the given or the suggested label is
         decision = {"action": "change", "label": about["classes"][i % 2], "reason": ""}
+        decision["time"] = answer["item"]["decision"]["time"]
         if i + 1 < len(items):
             assert answer["item"] == {**item, "position": -1, "decision": decision}
             assert first(app)[0] == {**items[0], "decision": first(app)[0]["decision"]}
@@ -589,3 +590,51 @@ def test_a_row_that_is_no_number_of_the_list_is_refused(app: LocalAccess, row: A
     body = {"row": row, "hash": "x", "action": "keep"}
     answer = ask(app, "/api/decide", method="POST", body=body)
     assert answer.status == 409 and answer.json["code"] == "review.unknown-row"
+
+
+# ---- links to a viewer, copies, levels ----
+
+
+def test_people_get_levels_and_no_probability(app: LocalAccess) -> None:
+    item = first(app)[0]
+    assert item["levels"][0] == [item["suggested"], "moderate"]
+    assert {level for _, level in item["levels"]} <= {"strong", "moderate", "weak"}
+    assert not {"probabilities", "suspicion", "probability"} & set(item)
+
+
+def test_a_page_that_has_not_seen_the_newest_decision_is_told(app: LocalAccess) -> None:
+    item = first(app)[0]
+    saved = decide(app, item, "keep", seen="").json["item"]
+    answer = decide(app, item, "accept", seen="")
+    assert answer.status == 409 and answer.json["code"] == "review.decided-meanwhile"
+    assert decide(app, item, "accept", seen=saved["decision"]["time"], request="x").status == 200
+
+
+def test_dicom_images_have_a_link_that_a_file_cannot_bend(folder: Path) -> None:
+    one = session(folder)
+    viewer = "https://pacs.example/ohif/viewer?StudyInstanceUIDs={study}&sop={instance}"
+
+    class Dicom:
+        def __getattr__(self, name: str) -> Any:
+            uids = {"study": "1.2.3", "series": "4.5", "instance": "6'/&x={study}"}
+            return getattr(one.images, name) if name != "dicom_uids" else lambda row: uids
+
+    linked = Session(one.audit, Dicom(), "anna", viewer=viewer)
+    item = linked.list_items(ListFilter(), 0, 1, open_only=True).items[0].to_json()
+    assert item["link"] == (
+        "https://pacs.example/ohif/viewer?StudyInstanceUIDs=1.2.3&sop=6%27%2F%26x%3D%7Bstudy%7D"
+    )
+    blind = Session(one.audit, Dicom(), "anna", viewer=viewer, blind=True)
+    item = blind.list_items(ListFilter(), 0, 1, open_only=True).items[0].to_json()
+    assert "link" not in item and "copies" not in item
+    assert first(build_app(one, port=PORT, token=TOKEN))[0]["link"] == ""
+
+
+@pytest.mark.parametrize("viewer", ["javascript:alert({study})", "https://pacs.example/", "pacs"])
+def test_a_viewer_is_the_address_of_an_image(
+    folder: Path, viewer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedgsca.cli import execute
+
+    assert execute(["review", str(folder), "--viewer", viewer]) != 0
+    assert "review.invalid-viewer" in capsys.readouterr().err

@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from fedgsca.data.load import load
-from fedgsca.data.shift import (
-    CHANGES,
-    NO_CHANGE,
-    apply_look,
-    draw_look,
-    parse_shift,
-    shift_images,
-)
+from fedgsca.data.shift import CHANGES, NO_CHANGE, apply_look, draw_look, parse_shift, shift_images
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError
 from fedgsca.federation.simulation import divide, load_images, prepare

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedgsca.federation.final_statistics import FinalPredictions
-from fedgsca.federation.records import PairedDifference
 from fedgsca.federation.score_intervals import DRAWS
+from fedgsca.lab.records import PairedDifference
 from fedgsca.lab.statistic import (
     RunScore,
     correct,

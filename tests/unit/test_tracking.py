@@ -325,7 +325,7 @@ def test_a_comparison_is_one_parent_with_children(tmp_path: Path) -> None:
         append(path, 0)
         tracking.current.begin("data")
         tracking.on_run_done(cell, RESULT)
-    from fedgsca.federation.records import Comparison
+    from fedgsca.lab.records import Comparison
 
     comparison = Comparison.from_json(
         {"cells": [{"method": "fedavg", "noise": "S40", "seed": 0, "f1": 70.0}]}

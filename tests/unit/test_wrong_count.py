@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedgsca.evidence import (
-    POWERS,
-    Judgement,
-    own_references,
-    sharpen,
-    symmetric_matrix,
-)
+from fedgsca.evidence import POWERS, Judgement, own_references, sharpen, symmetric_matrix
 from fedgsca.labels.wrong_count import (
     MAX_WIDTH,
     CountModels,

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from fedgsca.config import PRESETS, Tree, flatten, merge
 from fedgsca.errors import ConfigError
-from fedgsca.federation.records import PrintedNumbers
 from fedgsca.lab.paper.experiments import DATASETS, REAL, PaperExperiment
 from fedgsca.lab.plan import PAPER_METHOD, ComparisonPlan
+from fedgsca.lab.records import PrintedNumbers
 from fedgsca.methods.base import load_methods
 
 Scale = Literal["paper", "mini"]

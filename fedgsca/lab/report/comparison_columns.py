@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedgsca.federation.records import Comparison, PairedDifference, setting_name, setting_value
+from fedgsca.lab.records import Comparison, PairedDifference, setting_name, setting_value
 from fedgsca.lab.report.comparison_rows import (
     BASELINE,
     MIN_GAP,

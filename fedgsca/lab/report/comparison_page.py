@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgsca.errors import RunFolderError
-from fedgsca.federation.records import Comparison, ComparisonCell
+from fedgsca.lab.records import Comparison, ComparisonCell
 from fedgsca.lab.report.comparison_columns import (
     MAX_PAIRS,
     difference_sentences,

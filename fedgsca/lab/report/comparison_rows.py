@@ -8,22 +8,16 @@ from pathlib import Path
 from statistics import correlation, fmean, median, stdev
 
 from fedgsca.federation.final_statistics import read_predictions_file
-from fedgsca.federation.records import (
+from fedgsca.federation.records import finite
+from fedgsca.lab.records import (
     NO_VARIANT,
     Comparison,
     ComparisonCell,
     ComparisonVariant,
     PairedDifference,
     PrintedScore,
-    finite,
 )
-from fedgsca.lab.statistic import (
-    RunScore,
-    correct,
-    find_winner,
-    measure_difference,
-    score_run,
-)
+from fedgsca.lab.statistic import RunScore, correct, find_winner, measure_difference, score_run
 from fedgsca.support.text import join_words
 
 BASELINE = "fedavg"

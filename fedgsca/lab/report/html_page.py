@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgsca.errors import RunFolderError
-from fedgsca.federation.records import Comparison
+from fedgsca.lab.records import Comparison
 from fedgsca.lab.report.elements import Page, PlotGallery, PlotImage
 from fedgsca.lab.report.plots import standalone_svg
 from fedgsca.lab.report.run_reader import read_json, read_run

@@ -9,8 +9,9 @@ import numpy as np
 
 from fedgsca.errors import RunFolderError
 from fedgsca.federation.final_statistics import read_predictions_file
-from fedgsca.federation.records import PairedDifference, PreviousRun
+from fedgsca.federation.records import PreviousRun
 from fedgsca.federation.run_folder import read_result
+from fedgsca.lab.records import PairedDifference
 from fedgsca.lab.report.run_facts import wrong_share
 from fedgsca.lab.report.run_reader import LoadedRun, read_json, read_run
 from fedgsca.lab.statistic import measure_difference, score_run

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from fedgsca.config import Config, flatten
 from fedgsca.federation.base import ObserverGroup, RunObserver
-from fedgsca.federation.records import Comparison, RoundRecord, RunResult
+from fedgsca.federation.records import RoundRecord, RunResult
 from fedgsca.federation.run_folder import read_rounds
 from fedgsca.federation.simulation import Experiment
 from fedgsca.lab.plan import ComparisonPlan
+from fedgsca.lab.records import Comparison
 from fedgsca.lab.runner import GridCell, GridObserver, folder_of
 from fedgsca.lab.tracking.base import (
     RunLabel,

@@ -187,8 +187,8 @@ class LinkBook:
         return active_links
 
     def _revoke_link(self, link: PersonalLink, reviewer: str, now: datetime) -> PersonalLink:
-        if link.reviewer != reviewer or link.revocation is not None:
-            return link
+        if link.reviewer != reviewer or link.find_problem(now) is not None:
+            return link  # a link that has expired says so, also after this
         return replace(link, revocation=_time_text(now))
 
     def _write(self, content: LinkFile) -> None:

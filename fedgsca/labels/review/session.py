@@ -1,25 +1,33 @@
 """One reviewer at one audit: the list, the decisions, and what the page may show. No HTTP here.
 
-Methods return typed values; `to_json` of each is what the page receives.
+Methods return typed values; `to_json` of each is what the page receives. An adjudicator is one
+named person who settles the labels about which the readers disagree. That list opens when every
+reader whose link works has finished: a reader must not be able to learn from the judge what the
+other reader said. The judge sees the labels and notes of the readings, but not whose they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from fedgsca.errors import DataError
+from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit, Suspect
 from fedgsca.labels.consensus import (
     count_decided,
+    find_disagreements,
     images_per_minute,
     required_labels,
     summarise_decisions,
 )
 from fedgsca.labels.decisions import ACTIONS, Decision, resolve_action
+from fedgsca.labels.review.trail import TrailObserver
+from fedgsca.labels.score import evidence_level
 from fedgsca.rng import stream
 from fedgsca.support.json_record import Record, stored_as
 
@@ -28,33 +36,6 @@ RECENT = 30  # decisions from which the speed is computed
 MAX_PATIENT_IMAGES = 60  # of one patient beside each other
 MAX_NOTE = 2000  # characters
 MAX_REQUEST_ID = 100  # characters
-
-
-class ImageSource(Protocol):
-    """What the page needs of label_audit.audit_images.AuditImages: images by row, never by path."""
-
-    def png(self, row: int) -> bytes: ...
-
-    def thumbnail(self, row: int, size: int) -> bytes: ...  # JPEG
-
-    def hash(self, row: int) -> str: ...
-
-    def similar(self, row: int, label: str, k: int) -> list[int]: ...
-
-    def group_rows(self, row: int) -> list[int]: ...  # images of the same patient; [] if unknown
-
-    @property
-    def group_word(self) -> str: ...  # what a group is: patient, slide, video
-
-
-class ReviewObserver(Protocol):
-    """Who is told what a reviewer sees and decides, before it happens: the audit trail."""
-
-    def note_image(self, row: int) -> None: ...
-
-    def note_decision(self, decision: Decision) -> None: ...
-
-    def note_undo(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -97,23 +78,6 @@ class OpenReading(Record):
 
 
 @dataclass(frozen=True)
-class Reading(Record):
-    """What one of the readers said about a label; None: cannot tell. Without the name."""
-
-    label: str | None
-    reason: str
-
-
-@dataclass(frozen=True)
-class PatientImage(Record):
-    """An image of the same patient; `given` is None where labels are hidden."""
-
-    row: int
-    is_suspect: bool = field(metadata=stored_as("suspect"))
-    given: str | None = None
-
-
-@dataclass(frozen=True)
 class SessionHeader(Record):
     """What the page shows around the list."""
 
@@ -129,14 +93,8 @@ class SessionHeader(Record):
     adjudication: bool = False
     # for an adjudicator: the readers who have not finished
     open_readings: tuple[OpenReading, ...] = ()
-
-
-@dataclass(frozen=True)
-class ExampleGroup(Record):
-    """Rows of clean images of one class."""
-
-    label: str
-    rows: tuple[int, ...]
+    # of the page's texts; empty: the browser's
+    language: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,8 +109,12 @@ class ListItem:
     decision: Decision | None
     # a blind reviewer sees neither label before the end of the list
     shows_labels: bool
-    # for an adjudicator: what the readers said
-    readings: tuple[Reading, ...] = ()
+    # for an adjudicator: what the readers said, label (None: cannot tell) and note, without names
+    readings: tuple[tuple[str | None, str], ...] = ()
+    # address of the image in the hospital's own viewer
+    link: str = ""
+    # identical and near-identical images with another label: number on the page, id and label
+    copies: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The item for the page; without labels and evidence if these must not be shown.
@@ -171,13 +133,17 @@ class ListItem:
             tree["rank"] = suspect.rank
             tree["given"] = suspect.given
             tree["suggested"] = suspect.suggestion
-            first = (suspect.suggestion, suspect.probability)
-            tree["probabilities"] = [first, *suspect.runners_up]
-            tree["suspicion"] = suspect.suspicion
-            tree["reason"] = suspect.reason
-            tree["opinions"] = dict(suspect.opinions)
+            tree["link"] = self.link
+            probabilities = [(suspect.suggestion, suspect.probability), *suspect.runners_up]
+            probabilities.sort(key=lambda pair: -pair[1])
+            # probabilities are not calibrated: people get ranks and levels
+            tree["levels"] = [(name, evidence_level(p)) for name, p in probabilities]
+            tree["opinions"] = [
+                (source, name, evidence_level(p)) for source, (name, p) in suspect.opinions.items()
+            ]
+            tree["copies"] = list(self.copies)
         if self.readings:
-            tree["readings"] = [reading.to_json() for reading in self.readings]
+            tree["readings"] = [{"label": label, "reason": note} for label, note in self.readings]
         tree["decision"] = None
         if self.decision is not None:
             action = self.decision.action
@@ -187,6 +153,7 @@ class ListItem:
                 "action": action,
                 "label": self.decision.final,
                 "reason": self.decision.reason,
+                "time": self.decision.time,
             }
         return tree
 
@@ -213,13 +180,17 @@ class Session:
     def __init__(
         self,
         audit: Audit,
-        images: ImageSource,
+        images: AuditImages,
         reviewer: str,
         *,
         blind: bool = False,
-        observer: ReviewObserver | None = None,
+        observer: TrailObserver | None = None,
+        language: str = "",
+        viewer: str = "",
     ) -> None:
-        """`blind`: labels and evidence are hidden until the reviewer's list is complete.
+        """`viewer` is the address of a DICOM viewer, with {study}, {series} and {instance}.
+
+        `blind`: labels and evidence are hidden until the reviewer's list is complete.
 
         Images then have random numbers and a random order: the rows of a data set are often sorted
         by class, and the ranking groups similar cases.
@@ -229,6 +200,8 @@ class Session:
         self.reviewer = reviewer
         self.blind = blind
         self.observer = observer
+        self.language = language
+        self.viewer = viewer
         self.decisions = audit.open_decisions()
         rows = audit.index["row"].astype(np.int64)
         # (rows,) row -> position in the full list, -1 for a row that is not in it
@@ -256,6 +229,7 @@ class Session:
             progress=self.progress(),
             adjudication=self.is_adjudication,
             open_readings=self.open_readings(),
+            language=self.language,
         )
 
     def open_readings(self) -> tuple[OpenReading, ...]:
@@ -366,12 +340,29 @@ class Session:
     ) -> ListItem:
         shows_labels = not self.blind or (is_unblinded and decision is not None)
         number = int(self._numbers[suspect.row])
-        return ListItem(position, number, suspect, decision, shows_labels)
+        if not shows_labels:
+            return ListItem(position, number, suspect, decision, shows_labels)
+        copies = []
+        for row, name, label in suspect.copies:
+            # a label that was checked before is not in this list, and its image not on this page
+            number_of_copy = int(self._numbers[row]) if self.has_row(row) else None
+            copies.append({"row": number_of_copy, "id": name, "given": label})
+        link = self._viewer_link(suspect.row)
+        return ListItem(
+            position, number, suspect, decision, shows_labels, link=link, copies=tuple(copies)
+        )
+
+    def _viewer_link(self, row: int) -> str:
+        uids = self.images.dicom_uids(row) if self.viewer else {}
+        link = self.viewer if uids else ""
+        for name, uid in uids.items():
+            link = link.replace(f"{{{name}}}", quote(uid, safe=""))
+        return link
 
     def _suspect(self, row: int) -> Suspect:
         return self.audit.at([int(self.positions[row])])[0]
 
-    def list_examples(self, row: int) -> list[ExampleGroup]:
+    def list_examples(self, row: int) -> list[dict[str, Any]]:
         """Clean images to compare with, the most similar first.
 
         Of the given and the suggested class; for a blind reviewer a few of every class.
@@ -385,7 +376,7 @@ class Session:
         groups = []
         for name in names:
             rows = self.images.similar(row, name, count)
-            groups.append(ExampleGroup(name, tuple(self._numbers[rows].tolist())))
+            groups.append({"label": name, "rows": self._numbers[rows].tolist()})
         return groups
 
     def list_patient(self, row: int) -> dict[str, Any]:
@@ -404,15 +395,13 @@ class Session:
         images = []
         for i, group_row in enumerate(rows):
             suspect = suspects[i] if shows_labels else None
-            images.append(
-                PatientImage(
-                    row=int(self._numbers[group_row]),
-                    is_suspect=suspect is not None and suspect.priority,
-                    given=None if suspect is None else suspect.given,
-                )
-            )
-        trees = [image.to_json() for image in images]
-        return {"images": trees, "total": len(group_rows), "word": self.images.group_word}
+            image = {
+                "row": int(self._numbers[group_row]),
+                "suspect": suspect is not None and suspect.priority,
+                "given": None if suspect is None else suspect.given,
+            }
+            images.append(image)
+        return {"images": images, "total": len(group_rows), "word": self.images.group_word}
 
     def png(self, row: int) -> bytes:
         """The large image of a row."""
@@ -467,7 +456,7 @@ class Session:
         )
         if self.observer is not None:  # first: what is not in the trail does not happen
             self.observer.note_decision(decision)
-        line = self.decisions.add(decision)
+        line = self.decisions.add(decision, replaces=_read_text(body.get("seen")))
         item = self._item(suspect, -1, line, not self.blind or self.is_complete())
         return {"saved": True, "item": item.to_json(), "progress": self.progress().to_json()}
 
@@ -544,8 +533,90 @@ def _select_around(row: int, rows: Sequence[int], count: int) -> list[int]:
     return list(rows[start : start + count])
 
 
+def _read_text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def _read_seconds(value: object) -> float | None:
     """A plausible number of seconds, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return round(float(value), 2) if 0 <= value < 1e6 else None
+
+
+class AdjudicationSession(Session):
+    """The work of the person who settles disagreements."""
+
+    is_adjudication = True
+
+    def __init__(
+        self,
+        audit: Audit,
+        images: AuditImages,
+        reviewer: str,
+        *,
+        find_readers: Callable[[], Sequence[str]],
+        **options: Any,
+    ) -> None:
+        """`find_readers` returns the names of the people who have to finish before."""
+        super().__init__(audit, images, reviewer, **options)
+        self._find_readers = find_readers
+
+    def open_readings(self) -> tuple[OpenReading, ...]:
+        """The readers who have not finished, with their progress."""
+        self.decisions.refresh()
+        selection = required_labels(self.audit)
+        total = int(selection.sum())
+        open_readings = []
+        for reader in self._find_readers():
+            num_done = count_decided(self.audit, self.decisions.readings(reader), selection)
+            if num_done < total:
+                open_readings.append(OpenReading(reader, num_done, total))
+        return tuple(open_readings)
+
+    def _disagreements(self) -> dict[int, tuple[Decision, ...]]:
+        """Row -> readings, of the list as it is now; empty while somebody still reads."""
+        if self.open_readings():
+            return {}
+        disagreements = find_disagreements(self.decisions)
+        return {row: readings for row, readings in disagreements.items() if self.has_row(row)}
+
+    def _required(self) -> np.ndarray:
+        selection = np.zeros(len(self.audit.index), bool)
+        rows = np.array(list(self._disagreements()), dtype=np.int64)
+        selection[self.positions[rows]] = True
+        return selection
+
+    def _priority(self) -> np.ndarray:
+        return self._required()
+
+    def _filter(self, list_filter: ListFilter) -> np.ndarray:
+        """All disagreements, the most suspicious label first; there is no other list."""
+        return np.flatnonzero(self._required())
+
+    def is_complete(self) -> bool:
+        """Whether the readers have finished: from then on the judge sees all their numbers."""
+        return not self.open_readings()
+
+    def _item(
+        self, suspect: Suspect, position: int, decision: Decision | None, is_unblinded: bool
+    ) -> ListItem:
+        item = super()._item(suspect, position, decision, is_unblinded)
+        readings = []
+        for reading in self._disagreements().get(suspect.row, ()):
+            readings.append((reading.final, reading.reason))
+        # in the order of labels: the order of names would tell whose reading is the first one
+        readings.sort(key=lambda reading: (reading[0] or "", reading[1]))
+        return replace(item, readings=tuple(readings))
+
+    def decide(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Check and write one decision; the label must be one that the readers disagree about."""
+        number = body.get("row")
+        row = self.row_of(number) if isinstance(number, int) else None
+        if row is not None and row not in self._disagreements():
+            raise DataError(
+                "review.not-disputed",
+                f"the readers do not disagree about the image {number}, or have not finished",
+                fix="reload the page",
+            )
+        return super().decide(body)

@@ -21,11 +21,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fedgsca.errors import FedgscaError, RunFolderError
+from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit
-from fedgsca.labels.review.adjudication import AdjudicationSession
 from fedgsca.labels.review.links import ADJUDICATOR, LinkBook, PersonalLink
 from fedgsca.labels.review.security import LINK, LocalAccess, NetworkAccess, client_address
-from fedgsca.labels.review.session import ImageSource, ListFilter, Session
+from fedgsca.labels.review.session import AdjudicationSession, ListFilter, Session
 from fedgsca.labels.review.trail import ReviewTrail, TrailObserver
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ FILES = {
     "/review.js": ("review.js", "text/javascript; charset=utf-8"),
     "/viewer.js": ("viewer.js", "text/javascript; charset=utf-8"),
     "/window.js": ("window.js", "text/javascript; charset=utf-8"),
+    "/texts.json": ("texts.json", "application/json"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 THUMBNAIL_PIXELS = 192
@@ -54,7 +55,10 @@ def build_app(session: Session, *, port: int, token: str) -> LocalAccess:
 class SharedReview:
     """The sessions of all people who review one audit."""
 
-    def __init__(self, audit: Audit, images: ImageSource) -> None:
+    def __init__(
+        self, audit: Audit, images: AuditImages, *, language: str = "", viewer: str = ""
+    ) -> None:
+        self._options = {"language": language, "viewer": viewer}
         self.audit = audit
         self.images = images
         self.links = LinkBook(audit.path)
@@ -78,8 +82,16 @@ class SharedReview:
                 link.reviewer,
                 find_readers=self.links.readers,
                 observer=observer,
+                **self._options,
             )
-        return Session(self.audit, self.images, link.reviewer, blind=link.blind, observer=observer)
+        return Session(
+            self.audit,
+            self.images,
+            link.reviewer,
+            blind=link.blind,
+            observer=observer,
+            **self._options,
+        )
 
 
 def build_network_app(
@@ -147,7 +159,7 @@ def _api_routes(find_session: FindSession, is_shared: bool) -> list[Route]:
     async def examples(request: Request) -> Response:
         session = find_session(request)
         groups = await run_in_threadpool(session.list_examples, _read_row(session, request))
-        return JSONResponse({"examples": [group.to_json() for group in groups]})
+        return JSONResponse({"examples": groups})
 
     async def patient(request: Request) -> Response:
         session = find_session(request)

@@ -5,10 +5,13 @@ import { makeViewer } from "/viewer.js";
 import { makeWindow } from "/window.js";
 
 const WAIT = "Please wait for the image.";
+const LEVELS = { strong: 3, moderate: 2, weak: 1 };  // of evidence: bars of three lengths
+const LANGUAGES = ["en", "de", "fr"];
 const PREFETCH = 4;  // labels whose images are loaded before they are needed
 const byId = (id) => document.getElementById(id);
 const percent = (p) => `${Math.round(100 * p)} %`;
 
+let texts = {};  // English -> the language of the page
 let about;  // what the server says about this review, and `total`, the length of the filtered list
 let current = null;  // the label on the page
 let paintedItem = null;  // the label whose image is on the screen
@@ -44,6 +47,32 @@ const windowLevel = makeWindow(byId("viewer"), byId("window-filter"), {
   reset: byId("reset-window"),
 }, (isChanged) => byId("open-window").setAttribute("aria-pressed", isChanged));
 
+// ---- languages ----
+
+// The text in the language of the page, with {0}, {1}, ... replaced.
+function t(text, ...values) {
+  return (texts[text] ?? text).replace(/\{(\d)\}/g, (_, i) => values[i]);
+}
+
+// English texts are in index.html; texts.json has the others.
+async function translatePage() {
+  const wish = about.language || navigator.language.slice(0, 2);
+  const language = LANGUAGES.includes(wish) ? wish : "en";
+  document.documentElement.lang = language;
+  texts = (await request("/texts.json"))[language] ?? {};
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    const text = node.data.trim().replace(/\s+/g, " ");
+    if (text in texts) node.data = node.data.replace(node.data.trim(), texts[text]);
+  }
+  for (const name of ["title", "aria-label", "placeholder", "aria-roledescription"]) {
+    for (const node of document.querySelectorAll(`[${name}]`)) {
+      node.setAttribute(name, t(node.getAttribute(name)));
+    }
+  }
+}
+
 // ---- requests ----
 
 async function request(path, body) {
@@ -58,29 +87,30 @@ async function request(path, body) {
     answer = await fetch(path, options);
   } catch {
     throw {
-      error: "The review server does not answer.",
-      fix: about?.shared
+      error: t("The review server does not answer."),
+      fix: t(about?.shared
         ? "Try again in a moment, or ask the person who started it. Saved decisions are not lost."
         : "Run `fedgsca review` again and open the address that it prints. "
-          + "Saved decisions are not lost.",
+          + "Saved decisions are not lost."),
     };
   }
   if (answer.ok) return answer.json();
   if (answer.status === 403 && !about?.shared) {
     throw {
-      error: "This page belongs to an earlier start of the server.",
-      fix: "Open the address that `fedgsca review` printed last.",
+      error: t("This page belongs to an earlier start of the server."),
+      fix: t("Open the address that `fedgsca review` printed last."),
     };
   }
   if (answer.status === 403 || answer.status === 429) {  // the server says why, in two sentences
     const text = (await answer.text().catch(() => "")).trim();
     const end = text.indexOf(". ") + 1;
-    throw { error: text.slice(0, end) || text, fix: text.slice(end).trim() || "Open your link." };
+    throw { error: t(text.slice(0, end).trim() || text), fix: t(text.slice(end).trim() || "Open your link.") };
   }
   const problem = await answer.json().catch(() => ({}));
   throw {
-    error: problem.error || `The server reported an error (${answer.status}).`,
-    fix: problem.fix || "Reload the page.",
+    code: problem.code,
+    error: problem.error || t("The server reported an error ({0}).", answer.status),
+    fix: t(problem.fix || "Reload the page."),
   };
 }
 
@@ -191,7 +221,7 @@ function showItem(item) {
   attempt = null;
   byId("done").hidden = true;
   byId("work").hidden = false;
-  const title = `Image ${item.position + 1} of ${about.total}`;
+  const title = t("Image {0} of {1}", item.position + 1, about.total);
   byId("item-title").textContent = title;
   byId("viewer").setAttribute("aria-label", title);
   byId("item-id").textContent = item.id;
@@ -204,7 +234,7 @@ function showItem(item) {
   scrollTo(0, 0);  // on a narrow screen the page scrolls; the new image is at its top
   showImage(item, title);
   const showExamples = (groups) => {
-    if (current === item) byId("examples").replaceChildren(...groups.flat());
+    if (current === item) byId("examples").replaceChildren(...copyGroup(item), ...groups.flat());
   };
   loadExamples(item.row).then(showExamples, () => {});
   offerPatient(item);
@@ -212,44 +242,51 @@ function showItem(item) {
 }
 
 async function showImage(item, title) {
-  const delay = setTimeout(() => current === item && viewer.empty("Loading the image"), 150);
+  const delay = setTimeout(() => current === item && viewer.empty(t("Loading the image")), 150);
   try {
     const image = await loadImage(item.row);
     if (current !== item) return;
     image.alt = item.id ? `${title}, ${item.id}` : title;  // a blind reviewer gets no path
     viewer.show(image);
     paintedItem = item;
-    if (byId("live").textContent === WAIT) announce("");
+    if (byId("live").textContent === t(WAIT)) announce("");
     shownAt = performance.now();
+    const copy = (item.copies ?? []).find(({ row }) => row !== null);
+    if (copy) showBeside(copy.row, copyText(copy));
   } catch {
-    if (current === item) viewer.empty("The image cannot be displayed.");
+    if (current === item) viewer.empty(t("The image cannot be displayed."));
   } finally {
     clearTimeout(delay);
   }
 }
 
-const labelText = (decision) => (decision.label === null ? "cannot tell" : decision.label);
+const labelText = (decision) => (decision.label === null ? t("cannot tell") : decision.label);
+const copyText = ({ given, id }) => t("copy with the label {0}", given) + ` (${id})`;
 
 function describeItem(item) {
   const hasLabels = item.given !== undefined;  // a blind reviewer does not get them
-  for (const id of ["labels", "bars", "reason"]) byId(id).hidden = !hasLabels;
+  for (const id of ["labels", "bars"]) byId(id).hidden = !hasLabels;
   byId("decided").hidden = !item.decision;
-  if (item.decision) byId("decided").textContent = `Your decision: ${labelText(item.decision)}`;
+  if (item.decision) byId("decided").textContent = t("Your decision: {0}", labelText(item.decision));
+  byId("reason").hidden = !item.copies?.length;
+  byId("open-viewer").hidden = !item.link;
+  if (item.link) byId("open-viewer").href = item.link;
   let announcement = `${byId("item-title").textContent}. `;
   byId("opinions").hidden = true;
   if (hasLabels) {
     byId("given").textContent = item.given;
     byId("suggested").textContent = item.suggested;
-    byId("reason").textContent = asSentence(item.reason);
-    byId("accept-text").textContent = `Accept ${item.suggested}`;
-    byId("keep-text").textContent = `Keep ${item.given}`;
-    const rows = item.probabilities.map(([name, p]) =>
-      probabilityRow(name, p, name === item.given));
+    byId("accept-text").textContent = t("Accept {0}", item.suggested);
+    byId("keep-text").textContent = t("Keep {0}", item.given);
+    const rows = item.levels.map(([name, level]) => levelRow(name, level, name === item.given));
     byId("bars").tBodies[0].replaceChildren(...rows);
-    showOpinions(Object.entries(item.opinions ?? {}));
-    const probability = percent(item.probabilities[0][1]);
-    announcement += `Given ${item.given}, suggested ${item.suggested} with ${probability}. `;
-    announcement += asSentence(item.reason);
+    showOpinions(item.opinions);
+    announcement += t("Given {0}, suggested {1}.", item.given, item.suggested) + " ";
+  }
+  if (item.copies?.length) {
+    byId("reason").textContent = t("The same image, or nearly the same, has another label: {0}. At "
+      + "least one of the labels is wrong.", item.copies.map(({ given }) => given).join(", "));
+    announcement += byId("reason").textContent;
   }
   showReadings(item.readings ?? []);
   announce(`${savedText}${announcement}`);
@@ -259,7 +296,7 @@ function describeItem(item) {
 function showReadings(readings) {  // what an adjudicator has to settle; without names
   byId("readings").hidden = !readings.length;
   byId("readings").replaceChildren(...readings.map((reading, i) => {
-    const line = element("li", `Reading ${i + 1}: `);
+    const line = element("li", t("Reading {0}", i + 1) + ": ");
     line.append(element("strong", labelText(reading)));
     if (reading.reason) line.append(element("span", ` – ${reading.reason}`));
     return line;
@@ -267,21 +304,21 @@ function showReadings(readings) {  // what an adjudicator has to settle; without
 }
 
 function showOpinions(opinions) {
-  const texts = opinions.map(([source, [label, p]]) => `${source}: ${label} ${percent(p)}`);
-  byId("opinions").hidden = !texts.length;
-  byId("opinions").textContent = `Second opinion: ${texts.join("; ")}`;
+  const lines = opinions.map(([source, label, level]) => `${t(source)}: ${label} (${t(level)})`);
+  byId("opinions").hidden = !lines.length;
+  byId("opinions").textContent = `${t("Second opinion")}: ${lines.join("; ")}`;
 }
 
-function probabilityRow(name, p, isGiven) {
+function levelRow(name, level, isGiven) {
   const row = element("tr", "", isGiven ? { class: "is-given" } : {});
   const head = element("th", name, { scope: "row" });
-  if (isGiven) head.append(element("small", "given"));
+  if (isGiven) head.append(element("small", t("given")));
   const fill = element("i");
-  fill.style.width = `${100 * p}%`;
+  fill.style.width = `${100 * LEVELS[level] / 3}%`;
   const track = element("span", "", { class: "track", "aria-hidden": "true" });
   track.append(fill);
   const box = element("div", "", { class: "bar" });
-  box.append(track, element("span", percent(p)));
+  box.append(track, element("span", t(level)));
   const cell = element("td");
   cell.append(box);
   row.append(head, cell);
@@ -289,63 +326,80 @@ function probabilityRow(name, p, isGiven) {
 }
 
 function exampleGroup({ label, rows }, suspectRow) {
-  const heading = element("h3", `Clean ${label}`);
-  if (!rows.length) return [heading, element("p", "There is no clean example of this class.")];
+  const heading = element("h3", t("Clean {0}", label));
+  if (!rows.length) return [heading, element("p", t("There is no clean example of this class."))];
   const line = element("div", "", { class: "row" });
   line.append(element("img", "", {
     src: `/thumbnail/${suspectRow}`,
     alt: "",
-    title: "This image at the size of the clean ones",
+    title: t("This image at the size of the clean ones"),
     class: "this",
   }));
   rows.forEach((row, i) => {
     const button = element("button", "", {
       type: "button",
       "aria-pressed": "false",
-      "aria-label": `Show clean ${label}, example ${i + 1}, in the large view`,
+      "aria-label": t("Show clean {0}, example {1}, beside the image", label, i + 1),
     });
     button.append(element("img", "", { src: `/thumbnail/${row}`, alt: "" }));
-    button.addEventListener("click", () => showExample(row, label, button));
+    button.addEventListener("click", () => toggleBeside(row, t("clean {0}", label), button));
     line.append(button);
   });
   return [heading, line];
 }
 
+function copyGroup({ copies = [] }) {
+  if (!copies.length) return [];
+  const line = element("div", "", { class: "row copies" });
+  for (const copy of copies.filter(({ row }) => row !== null)) {
+    const button = element("button", "", { type: "button", "aria-pressed": "false" });
+    button.append(element("img", "", { src: `/thumbnail/${copy.row}`, alt: "" }));
+    button.append(element("span", copy.given));
+    button.addEventListener("click", () => toggleBeside(copy.row, copyText(copy), button));
+    line.append(button);
+  }
+  return [element("h3", t("The same image with another label")), line];
+}
+
+// ---- another image beside this one; decisions are always about this one ----
+
 const isPressed = (button) => button.getAttribute("aria-pressed") === "true";
 
-async function showExample(row, label, button) {
-  if (isPressed(button)) return showSuspect();
+function toggleBeside(row, text, button) {
+  if (isPressed(button)) return endComparison();
+  return showBeside(row, text, button);
+}
+
+async function showBeside(row, text, button = null) {
   endComparison();
-  button.setAttribute("aria-pressed", "true");
-  const attributes = { alt: `A clean ${label}`, src: `/image/${row}`, draggable: "false" };
-  const image = element("img", "", attributes);
+  const item = current;
+  button?.setAttribute("aria-pressed", "true");
+  const image = element("img", "", { alt: text, src: `/image/${row}`, draggable: "false" });
   try {
     await image.decode();
   } catch {
     return;
   }
-  if (!isPressed(button)) return;
-  showForComparison(image, `a clean ${label}`);
-}
-
-function showForComparison(image, text) {
-  viewer.show(image);
-  byId("comparing").replaceChildren(`For comparison: ${text}. Back `, element("kbd", "Esc"));
+  if (current !== item || paintedItem !== item || (button && !isPressed(button))) return;
+  viewer.compare(image, text);
+  byId("comparing").replaceChildren(`${t("On the right: {0}.", text)} `, element("kbd", "Esc"));
   byId("comparing").hidden = false;
   byId("viewer").scrollIntoView({ block: "nearest" });
-  announce(`The large view shows ${text}. Press Escape to go back.`);
+  announce(t("On the right: {0}. You decide about the image on the left.", text));
+}
+
+function nextBeside() {  // with the keyboard: copies and examples in turn
+  const buttons = [...document.querySelectorAll("#examples button")];
+  const next = buttons.findIndex(isPressed) + 1;
+  if (next < buttons.length) buttons[next].click();
+  else endComparison();
 }
 
 function endComparison() {
   const buttons = document.querySelectorAll('#examples [aria-pressed="true"]');
   for (const button of buttons) button.setAttribute("aria-pressed", "false");
-  const wasComparing = !byId("comparing").hidden;
   byId("comparing").hidden = true;
-  return wasComparing;
-}
-
-async function showSuspect() {
-  if (endComparison() && current) viewer.show(await loadImage(current.row));
+  viewer.alone();
 }
 
 function showDone(page) {
@@ -362,13 +416,15 @@ function showDone(page) {
 }
 
 function doneText(page) {
-  const complete = "This list is complete";
-  if (page.total) return [complete, `All ${page.total} labels in this list are decided and saved.`];
-  if (!about.adjudication) return [complete, "There are no labels in this list."];
-  if (!about.open_readings.length) return [complete, "The readers agree about every label."];
+  const complete = t("This list is complete");
+  if (page.total) {
+    return [complete, t("All {0} labels in this list are decided and saved.", page.total)];
+  }
+  if (!about.adjudication) return [complete, t("There are no labels in this list.")];
+  if (!about.open_readings.length) return [complete, t("The readers agree about every label.")];
   const names = about.open_readings.map((r) => `${r.reader} (${r.decided} of ${r.required})`);
-  return ["The readers have not finished",
-    `You can settle their disagreements when all have. Still reading: ${names.join(", ")}.`];
+  return [t("The readers have not finished"),
+    t("You can settle their disagreements when all have. Still reading: {0}.", names.join(", "))];
 }
 
 // ---- all images of a patient ----
@@ -379,43 +435,32 @@ async function offerPatient(item) {
   byId("open-patient").hidden = true;
   const group = await request(`/api/patient/${item.row}`).catch(() => null);
   if (current !== item || !group || group.total < 2) return;
-  const word = GROUP_WORDS[group.word] ?? group.word;
-  byId("open-patient").querySelector("span").textContent = `Same ${word} (${group.total})`;
+  const word = t(GROUP_WORDS[group.word] ?? group.word);
+  byId("open-patient").querySelector("span").textContent = t("Same {0} ({1})", word, group.total);
   byId("open-patient").hidden = false;
   byId("open-patient").onclick = () => showPatient(item, group, word);
 }
 
 function showPatient(item, group, word) {
-  byId("patient-title").textContent = `All images of the same ${word}`;
+  byId("patient-title").textContent = t("All images of the same {0}", word);
   const part = group.images.length < group.total
-    ? `${group.images.length} of ${group.total} images, those around this one. ` : "";
-  byId("patient-text").textContent = `${part}Click an image to see it in the large view.`;
+    ? `${t("{0} of {1} images, those around this one.", group.images.length, group.total)} ` : "";
+  byId("patient-text").textContent = part + t("Click an image to see it beside this one.");
   byId("patient-images").replaceChildren(...group.images.map((image) => {
     const isThis = image.row === item.row;
-    const words = [isThis ? "this image" : "", image.given ?? "",
-      image.suspect && !isThis ? "also on the list" : ""].filter(Boolean).join(", ");
+    const words = [isThis ? t("this image") : "", image.given ?? "",
+      image.suspect && !isThis ? t("also on the list") : ""].filter(Boolean).join(", ");
     const button = element("button", "", { type: "button", class: isThis ? "this" : "" });
     const picture = element("img", "", { src: `/image/${image.row}`, alt: "", loading: "lazy" });
-    button.append(picture, element("span", words || "another image"));
+    button.append(picture, element("span", words || t("another image")));
     button.addEventListener("click", () => {
       byId("patient").close();
-      if (isThis) showSuspect();
-      else showOther(image.row, `another image of the same ${word}`);
+      if (isThis) endComparison();
+      else showBeside(image.row, t("another image of the same {0}", word));
     });
     return button;
   }));
   byId("patient").showModal();
-}
-
-async function showOther(row, text) {
-  endComparison();
-  const image = element("img", "", { alt: text, src: `/image/${row}`, draggable: "false" });
-  try {
-    await image.decode();
-  } catch {
-    return;
-  }
-  showForComparison(image, text);
 }
 
 // ---- decisions ----
@@ -433,12 +478,13 @@ async function oneAtATime(work) {
 const decide = (action, label = null) => oneAtATime(async () => {
   if (!current) return;  // the list is complete
   // nobody decides about an image that was not shown
-  if (paintedItem !== current) return announce(WAIT);
+  if (paintedItem !== current) return announce(t(WAIT));
   const item = current;
   const isRetry = attempt && attempt.row === item.row && attempt.action === action
     && attempt.label === label;
   if (!isRetry) {  // a retry after a lost answer keeps its id, so that it cannot count twice
     attempt = { row: item.row, hash: item.hash, action, label, request: crypto.randomUUID() };
+    attempt.seen = item.decision?.time ?? "";  // another page may have decided since
   }
   const seconds = (performance.now() - shownAt - awayTime) / 1000;
   let answer;
@@ -446,15 +492,21 @@ const decide = (action, label = null) => oneAtATime(async () => {
     const reason = byId("note").value.trim();
     answer = await request("/api/decide", { ...attempt, reason, seconds });
   } catch (problem) {
-    return showError(problem, problem.error.startsWith("NOT saved") ? "" : "NOT saved.");
+    if (problem.code === "review.decided-meanwhile") {
+      problem.error = t("NOT saved.");
+      problem.fix = t("Another page under your name has decided about this image. Look at it again.");
+      await showPosition(item.position);
+      return showError(problem);
+    }
+    return showError(problem, problem.error.startsWith("NOT saved") ? "" : t("NOT saved."));
   }
   clearError();
   attempt = null;
   notes.delete(item.row);
   const saved = answer.item;
-  savedText = `Saved: ${labelText(saved.decision)}. `;
+  savedText = `${t("Saved: {0}.", labelText(saved.decision))} `;
   if (about.blind && saved.given !== undefined) {  // not before the list is complete
-    savedText += `The given label was ${saved.given}, the model says ${saved.suggested}. `;
+    savedText += t("The given label was {0}, the model says {1}.", saved.given, saved.suggested);
   }
   showLastDecision(savedText);
   showProgress(answer.progress);
@@ -466,12 +518,12 @@ const undo = () => oneAtATime(async () => {
   try {
     answer = await request("/api/undo", { request: crypto.randomUUID() });
   } catch (problem) {
-    return showError(problem, "Nothing was undone.");
+    return showError(problem, t("Nothing was undone."));
   }
   clearError();
   showProgress(answer.progress);
-  if (!answer.undone) return announce("There is nothing to undo.");
-  savedText = "Undone. ";
+  if (!answer.undone) return announce(t("There is nothing to undo."));
+  savedText = `${t("Undone.")} `;
   showLastDecision(savedText);
   await showRow(answer.undone.row);
 });
@@ -498,8 +550,8 @@ async function showPosition(position) {
 const move = (by) => oneAtATime(async () => {
   keepNote();
   const position = current ? current.position + by : about.total - 1;
-  if (position < 0) return announce("This is the first image.");
-  if (position >= about.total) return announce("This is the last image.");
+  if (position < 0) return announce(t("This is the first image."));
+  if (position >= about.total) return announce(t("This is the last image."));
   try {
     await showPosition(position);
     clearError();
@@ -515,21 +567,23 @@ function keepNote() {
 function showProgress(progress) {
   byId("bar").max = Math.max(progress.priority, 1);
   byId("bar").value = progress.priority_decided;
-  let text = `${progress.priority_decided} of ${progress.priority} decided`;
+  let text = t("{0} of {1} decided", progress.priority_decided, progress.priority);
   const additional = progress.decided - progress.priority_decided;
-  if (additional) text += `, plus ${additional} other${additional > 1 ? "s" : ""}`;
+  if (additional) text += t(", plus {0} others", additional);
   byId("progress-text").textContent = text;
   byId("speed").textContent = speedText(progress);
 }
 
 function speedText(progress) {
   if (progress.per_minute === null) return "";
-  const speed = `${progress.per_minute.toFixed(progress.per_minute < 10 ? 1 : 0)} per minute`;
+  const rate = progress.per_minute.toFixed(progress.per_minute < 10 ? 1 : 0);
+  const speed = t("{0} per minute", rate);
   const minutes = progress.minutes_left;
   if (minutes === null || progress.priority === progress.priority_decided) return speed;
-  if (minutes < 1) return `${speed}, less than a minute left`;
-  if (minutes < 90) return `${speed}, about ${Math.round(minutes)} min left`;
-  return `${speed}, about ${(minutes / 60).toFixed(1)} h left`;
+  if (minutes < 90) {
+    return t("{0}, about {1} min left", speed, Math.max(1, Math.round(minutes)));
+  }
+  return t("{0}, about {1} h left", speed, (minutes / 60).toFixed(1));
 }
 
 // ---- dialogs ----
@@ -556,8 +610,8 @@ function fillChooser() {
 
 function choiceLine({ name, number }) {
   let role = "";
-  if (name === current.given) role = "given";
-  else if (name === current.suggested) role = "suggested";
+  if (name === current.given) role = t("given");
+  else if (name === current.suggested) role = t("suggested");
   const button = element("button", "", { type: "button" });
   button.append(element("kbd", number), element("span", name), element("small", role));
   button.addEventListener("click", () => chooseClass(name));
@@ -603,22 +657,24 @@ async function showSummary() {
   body.replaceChildren();
   const reviewers = Object.entries(summary.reviewers);
   if (reviewers.length) body.append(reviewerTable(reviewers));
-  else body.append(element("p", "Nothing has been decided yet."));
+  else body.append(element("p", t("Nothing has been decided yet.")));
   if (!summary.complete) {
-    let text = "The decisions of other reviewers and the agreement with them appear here when you "
-      + "have decided about your whole list.";
-    if (about.blind) text += " The given and the suggested labels are hidden until then, too.";
+    let text = t("The decisions of other reviewers and the agreement with them appear here when you "
+      + "have decided about your whole list.");
+    if (about.blind) {
+      text += ` ${t("The given and the suggested labels are hidden until then, too.")}`;
+    }
     body.append(element("p", text));
   }
   const changes = summary.reviewers[about.reviewer]?.confusions ?? [];
   if (changes.length) {
     const rows = changes.slice(0, 12).map((c) => [`${c.given} → ${c.label}`, c.count]);
-    body.append(table("Your changes", ["Given → new", "Labels"], rows));
+    body.append(table(t("Your changes"), [t("Given → new"), t("Labels")], rows));
   }
   if (summary.agreement.length) body.append(agreementTable(summary.agreement));
   if (summary.damaged_lines) {
-    const text = `Damaged lines of the decisions file that were skipped: ${summary.damaged_lines}.`;
-    body.append(element("p", text));
+    body.append(element("p", t("Damaged lines of the decisions file that were skipped: {0}.",
+      summary.damaged_lines)));
   }
   byId("summary").showModal();
 }
@@ -627,26 +683,30 @@ function reviewerTable(reviewers) {
   const names = { accept: "Accepted", keep: "Kept", change: "Other class", unsure: "Cannot tell" };
   // a blind reviewer does not get all counts before the list is complete
   const actions = Object.keys(names).filter((action) => action in reviewers[0][1].actions);
-  const head = ["Reviewer", "All", ...actions.map((action) => names[action]), "Per minute"];
+  const head = [t("Reviewer"), t("All"), ...actions.map((action) => t(names[action])),
+    t("Per minute")];
   const rows = reviewers.map(([name, { decided, actions: counts, per_minute: speed }]) => [
     name,
     decided,
     ...actions.map((action) => counts[action]),
     speed === null ? "–" : speed.toFixed(1),
   ]);
-  return table("Decisions", head, rows);
+  return table(t("Decisions"), head, rows);
 }
 
 function agreementTable(pairs) {
-  const head = ["Reviewers", "Both decided", "Both gave a label", "Same label", "Cohen’s κ"];
+  const head = ["Reviewers", "Both decided", "Both gave a label", "Same label", "Cohen's κ",
+    "Weighted κ"].map((text) => t(text));
+  const kappa = (value) => (value === null ? "–" : value.toFixed(2));
   const rows = pairs.map((pair) => [
     pair.reviewers.join(", "),
     pair.both,
     pair.n,
     pair.agree,
-    pair.kappa === null ? "–" : pair.kappa.toFixed(2),
+    kappa(pair.kappa),
+    kappa(pair.weighted_kappa),
   ]);
-  return table("Agreement between reviewers", head, rows);
+  return table(t("Agreement between reviewers"), head, rows);
 }
 
 function table(caption, head, rows) {
@@ -697,6 +757,7 @@ const KEYS = {
   l: windowLevel.less,
   i: windowLevel.invert,
   e: windowLevel.reset,
+  v: () => nextBeside(),
   s: () => !byId("open-patient").hidden && byId("open-patient").click(),
   r: () => byId("note").focus(),
   "?": () => byId("help").showModal(),
@@ -708,7 +769,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey) return;
   if (document.querySelector("dialog[open]")) return;
   const isTyping = event.target.matches("input:not([type=range]), select, textarea");
-  if (event.key === "Escape") return isTyping ? event.target.blur() : showSuspect();
+  if (event.key === "Escape") return isTyping ? event.target.blur() : endComparison();
   if (isTyping) return;
   const isOnImage = document.activeElement === byId("viewer");
   const isOnSlider = event.target.matches("input[type=range]");  // arrows move the slider
@@ -754,21 +815,22 @@ async function leave() {
   try {
     await request("/api/leave", {});
   } catch (problem) {
-    return showError(problem, "You are still signed in.");
+    return showError(problem, t("You are still signed in."));
   }
   for (const id of ["work", "done"]) byId(id).hidden = true;
   document.querySelector("header").hidden = true;
   current = null;
   viewer.empty("");
   byId("examples").replaceChildren();
-  showError({ error: "You have signed out.", fix: "Your personal link opens the page again." });
+  const fix = t("Your personal link opens the page again.");
+  showError({ error: t("You have signed out."), fix });
   hasLeft = true;
 }
 
 byId("open-window").addEventListener("click", toggleWindowTools);
 byId("leave").addEventListener("click", leave);
 byId("open-help").addEventListener("click", () => byId("help").showModal());
-byId("comparing").addEventListener("click", showSuspect);
+byId("comparing").addEventListener("click", endComparison);
 byId("open-summary").addEventListener("click", showSummary);
 byId("done-summary").addEventListener("click", showSummary);
 byId("shortcuts").checked = localStorage.getItem("shortcuts") !== "off";
@@ -796,12 +858,13 @@ byId("filter").addEventListener("change", () => oneAtATime(async () => {
 function fillFilter() {
   const option = (text, value) => new Option(text, JSON.stringify(value));
   byId("filter").append(
-    option(`Priority list (${about.priority})`, { scope: "priority", given: "", suggested: "" }),
-    option(`All labels (${about.labels})`, { scope: "all", given: "", suggested: "" }),
+    option(t("Priority list ({0})", about.priority),
+      { scope: "priority", given: "", suggested: "" }),
+    option(t("All labels ({0})", about.labels), { scope: "all", given: "", suggested: "" }),
   );
   const scopes = [
-    ["priority", "Priority list, given → suggested"],
-    ["all", "All labels, given → suggested"],
+    ["priority", t("Priority list, given → suggested")],
+    ["all", t("All labels, given → suggested")],
   ];
   for (const [scope, title] of scopes) {
     const box = element("optgroup", "", { label: title });
@@ -817,7 +880,7 @@ function fillFilter() {
 function prepareBlindReview() {
   const hidden = document.querySelectorAll('[data-action="accept"], [data-action="keep"]');
   for (const button of hidden) button.hidden = true;
-  document.querySelector('[data-action="choose"] span').textContent = "Find a class";
+  document.querySelector('[data-action="choose"] span').textContent = t("Find a class");
   byId("blind-choices").hidden = false;
   about.classes.forEach((name, i) => {
     const button = element("button", "", { type: "button" });
@@ -830,12 +893,13 @@ function prepareBlindReview() {
 async function start() {
   about = await request("/api/about");
   about.total = 0;
-  let mode = about.blind ? " · blind" : "";
-  if (about.adjudication) mode = " · settles disagreements";
+  await translatePage();
+  let mode = about.blind ? ` · ${t("blind")}` : "";
+  if (about.adjudication) mode = ` · ${t("settles disagreements")}`;
   byId("leave").hidden = !about.shared;
   if (about.adjudication) byId("filter").closest("label").hidden = true;
   byId("where").textContent = `${about.site} · ${about.reviewer}${mode}`;
-  document.title = `Label review, ${about.site}`;
+  document.title = `${t("Label review")}, ${about.site}`;
   const irrelevant = about.blind ? "[data-open-only]" : "[data-blind-only]";
   for (const line of document.querySelectorAll(irrelevant)) line.hidden = true;
   fillFilter();

@@ -1,5 +1,6 @@
-// The large image: zoom around a point, move, fit. The browser draws it; this code only keeps a
-// scale and an offset.
+// The large image, alone or with another one beside it: zoom around a point, move, fit. Both images
+// are always at the same zoom and the same place. The browser draws them; this code only keeps a
+// scale and an offset, those of the first image.
 
 const MAX_SCALE = 40;
 const ZOOM_STEP = 1.25;
@@ -14,7 +15,7 @@ function limitOffset(offset, imageSize, boxSize) {
 
 // `onZoom(scale, smooth)` is called after every change.
 export function makeViewer(box, onZoom) {
-  let image = null;
+  let panes = [];  // of one or two images; nothing else is drawn without any
   let scale = 1;
   let x = 0;
   let y = 0;
@@ -22,27 +23,59 @@ export function makeViewer(box, onZoom) {
   let smooth = true;
   const pointers = new Map();
 
-  function fitScale() {
-    const horizontal = box.clientWidth / image.naturalWidth;
-    const vertical = box.clientHeight / image.naturalHeight;
+  function makePane(image, caption) {
+    const node = document.createElement("div");
+    node.className = "pane";
+    const text = document.createElement("p");
+    text.textContent = caption;
+    node.append(image, text);
+    return { node, image };
+  }
+
+  function setPanes(next) {
+    panes = next;
+    box.replaceChildren(...panes.map((pane) => pane.node));
+    box.classList.toggle("compares", panes.length > 1);
+    fit();
+  }
+
+  function fitScale({ node, image } = panes[0]) {
+    const horizontal = node.clientWidth / image.naturalWidth;
+    const vertical = node.clientHeight / image.naturalHeight;
     return Math.min(horizontal, vertical, MAX_FIT_SCALE) || 1;
   }
 
   function draw() {
-    if (!image) return;
+    if (!panes.length) return;
+    const { node, image } = panes[0];
     const width = image.naturalWidth * scale;
     const height = image.naturalHeight * scale;
-    x = limitOffset(x, width, box.clientWidth);
-    y = limitOffset(y, height, box.clientHeight);
-    image.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
-    const isLarger = width > box.clientWidth + 1 || height > box.clientHeight + 1;
+    x = limitOffset(x, width, node.clientWidth);
+    y = limitOffset(y, height, node.clientHeight);
+    // the place in the image that is at the centre of its pane, from 0 to 1
+    const centre = [(node.clientWidth / 2 - x) / width, (node.clientHeight / 2 - y) / height];
+    for (const pane of panes) place(pane, scale / fitScale(), centre);
+    const isLarger = width > node.clientWidth + 1 || height > node.clientHeight + 1;
     box.classList.toggle("zoomed", isLarger);
     box.classList.toggle("pixels", !smooth);
     onZoom(scale, smooth);
   }
 
-  function zoomTo(next, cx = box.clientWidth / 2, cy = box.clientHeight / 2) {
-    if (!image) return;
+  function place(pane, zoom, [across, down]) {
+    const { node, image } = pane;
+    const ownScale = zoom * fitScale(pane);
+    const width = image.naturalWidth * ownScale;
+    const height = image.naturalHeight * ownScale;
+    const left = limitOffset(node.clientWidth / 2 - across * width, width, node.clientWidth);
+    const top = limitOffset(node.clientHeight / 2 - down * height, height, node.clientHeight);
+    image.style.transform = `translate(${left}px, ${top}px) scale(${ownScale})`;
+  }
+
+  function zoomTo(next, cx, cy) {
+    if (!panes.length) return;
+    const { clientWidth, clientHeight } = panes[0].node;
+    cx ??= clientWidth / 2;
+    cy ??= clientHeight / 2;
     const low = Math.min(fitScale(), 1);
     next = Math.min(Math.max(next, low), Math.max(MAX_SCALE, fitScale()));
     x = cx - (cx - x) * next / scale;
@@ -53,15 +86,18 @@ export function makeViewer(box, onZoom) {
   }
 
   function fit() {
-    if (!image) return;
+    if (!panes.length) return;
     scale = fitScale();
     isFitted = true;
     draw();
   }
 
-  function pointOf(event) {
-    const edge = box.getBoundingClientRect();
-    return [event.clientX - edge.left - box.clientLeft, event.clientY - edge.top - box.clientTop];
+  function pointOf(event) {  // within the pane under the pointer
+    const edges = panes.map(({ node }) => node.getBoundingClientRect());
+    const isInside = (edge) => event.clientX >= edge.left && event.clientX < edge.right
+      && event.clientY >= edge.top && event.clientY < edge.bottom;
+    const edge = edges.find(isInside) ?? edges[0] ?? box.getBoundingClientRect();
+    return [event.clientX - edge.left, event.clientY - edge.top];
   }
 
   box.addEventListener("wheel", (event) => {
@@ -75,19 +111,20 @@ export function makeViewer(box, onZoom) {
   });
   box.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
-    pointers.set(event.pointerId, pointOf(event));
+    pointers.set(event.pointerId, [event.clientX, event.clientY]);
     box.setPointerCapture(event.pointerId);
   });
   box.addEventListener("pointermove", (event) => {
     const oldPoint = pointers.get(event.pointerId);
     if (!oldPoint) return;
-    const point = pointOf(event);
+    const point = [event.clientX, event.clientY];
     const secondPoint = [...pointers].find(([id]) => id !== event.pointerId)?.[1];
     pointers.set(event.pointerId, point);
     if (secondPoint) {  // two fingers
       const distance = (p) => Math.hypot(p[0] - secondPoint[0], p[1] - secondPoint[1]) || 1;
-      const centre = [(point[0] + secondPoint[0]) / 2, (point[1] + secondPoint[1]) / 2];
-      zoomTo(scale * distance(point) / distance(oldPoint), ...centre);
+      const middle = { clientX: (point[0] + secondPoint[0]) / 2,
+        clientY: (point[1] + secondPoint[1]) / 2 };
+      zoomTo(scale * distance(point) / distance(oldPoint), ...pointOf(middle));
     } else {
       x += point[0] - oldPoint[0];
       y += point[1] - oldPoint[1];
@@ -101,13 +138,13 @@ export function makeViewer(box, onZoom) {
   new ResizeObserver(() => (isFitted ? fit() : draw())).observe(box);
 
   return {
-    show(next) {  // an element that is already loaded, so that nothing flickers
-      image = next;
-      box.replaceChildren(image);
-      fit();
-    },
+    // an element that is already loaded, so that nothing flickers
+    show: (image, caption = "") => setPanes([makePane(image, caption)]),
+    // another image on the right of the first one
+    compare: (image, caption) => setPanes([panes[0], makePane(image, caption)]),
+    alone: () => panes.length > 1 && setPanes([panes[0]]),
     empty(text) {
-      image = null;
+      panes = [];
       const message = document.createElement("p");
       message.textContent = text;
       box.replaceChildren(message);

@@ -1,13 +1,13 @@
-"""The audit of one folder of images, without a run and without other hospitals.
+"""The two ways to an audit: of the sites of a run (or a hospital's state), and of one folder.
 
-Features of a frozen backbone, a regression that never judges what it was fitted to
-(local_evidence.py), then the same ranking, gallery, review and correction as after a federated run.
+A folder needs no run and no other hospitals: features of a frozen backbone and evidence heads that
+never judge what they were trained on (local_evidence.py) stand in for them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,23 +17,137 @@ from fedgsca.data.readers.features_npz import FILE_NAME, has_features
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.federation.deployment import prepare_site
-from fedgsca.federation.label_evidence import read_header, write_header, write_judgement
-from fedgsca.federation.records import EvidenceHeader
+from fedgsca.federation.label_evidence import (
+    EvidenceHeader,
+    read_header,
+    sites_with_evidence,
+    write_header,
+    write_judgement,
+)
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import Division, divide
 from fedgsca.federation.site_rows import SiteRows, write_site_rows
 from fedgsca.hospital.site_answers import with_own_weights
 from fedgsca.hospital.site_settings import read_settings, state_folder
-from fedgsca.labels.audit_run import audit_run
+from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit
+from fedgsca.labels.build_audit import audit_site
 from fedgsca.labels.find_issues import check_quota
+from fedgsca.labels.gallery import write_gallery
 from fedgsca.labels.local_evidence import REFRESHES, LocalLabels, collect_local_evidence
-from fedgsca.labels.site_data import SETTINGS, EvidenceLocation
+from fedgsca.labels.site_data import (
+    SETTINGS,
+    EvidenceLocation,
+    SiteData,
+    locate_evidence,
+    open_sites,
+    select_site,
+)
 from fedgsca.methods.site_store import Store
 from fedgsca.support.text import plural
 
+LATE_WARNING = (
+    "the training left this site no evidence, because it came too late: its labels are judged by"
+    " its own images alone, without those of the other hospitals"
+)
+UNFINISHED_WARNING = "the run is not finished: this audit is based on the rounds so far"
 # fewer labels cannot be judged by heads that are trained on the others
 MIN_LABELS = 20
+
+
+def audit_run(
+    run_folder: Path | str,
+    *,
+    sites: Sequence[str] = (),
+    out: Path | str | None = None,
+    data: str | None = None,
+    labels: str | None = None,
+    quota: float = 0.1,
+    review: int | None = None,
+    second_opinions: Sequence[str] = (),
+    on_site: Callable[[str, int], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> list[Audit]:
+    """Rank the labels of a run's sites by how wrong they look, and write one audit folder per site.
+
+    Each audit has its folder (`path`), the number of labels to review (`num_suspects`), numbers
+    about all labels (`summary`), and `suspects()`, which reads them from the disk one at a time.
+
+    Parameters
+    ----------
+    run_folder
+        Folder of a run, finished or not; at a hospital its kit or its site.toml.
+    sites
+        Names of the sites to audit; default: all sites with evidence.
+    out
+        Folder for the audits; default: `audit` in the run's folder.
+    data, labels
+        Where the images and the csv of labels are now, if they were moved since the run.
+    quota
+        Share of the labels on the priority list, 0 to 1.
+    review
+        In place of a share: exactly so many labels, the first of the ranking.
+    second_opinions
+        "neighbours", "cleanlab" (needs the extra) or both.
+    on_site, on_warning
+        Called with the name and number of labels of each site before its audit, and with warnings.
+    """
+    check_quota(quota)
+    location = _locate(Path(run_folder), on_warning)
+    run = location.folder
+    source = data or location.data
+    chosen_sites = _open_chosen_sites(
+        run, sites, source, labels or location.labels, location.class_names
+    )
+    banner = "" if _is_finished(run) else UNFINISHED_WARNING
+    if banner and on_warning is not None:
+        on_warning(banner)
+    target = run / "audit" if out is None else Path(out)
+    audits = []
+    for site_data in chosen_sites:
+        if on_site is not None:
+            on_site(site_data.site, len(site_data))
+        folder = target / site_data.site
+        audit = audit_site(
+            run, site_data, folder, quota=quota, review=review, opinions=second_opinions
+        )
+        write_gallery(AuditImages(site_data, audit), banner=banner)
+        audits.append(audit)
+    return audits
+
+
+def _locate(path: Path, on_warning: Callable[[str], None] | None) -> EvidenceLocation:
+    """The evidence of a run or site; a site that came back too late for it judges alone."""
+    try:
+        return locate_evidence(path)
+    except RunFolderError as error:
+        location = judge_late_site(path) if error.code == "audit.no-evidence" else None
+        if location is None:
+            raise
+    if on_warning is not None:
+        on_warning(LATE_WARNING)
+    return location
+
+
+def _open_chosen_sites(
+    run: Path,
+    names: Sequence[str],
+    source: str | None,
+    labels: str | None,
+    class_names: Mapping[str, str],
+) -> list[SiteData]:
+    """The data of these sites, or of all sites; a misspelled name is reported first."""
+    unknown_names = sorted(set(names) - set(sites_with_evidence(run)))
+    sites = open_sites(run, source=source, labels=labels, class_names=class_names)
+    return [select_site(run, sites, name) for name in (unknown_names or names or sorted(sites))]
+
+
+def _is_finished(run: Path) -> bool:
+    """Whether the run has its result; the state folder of a hospital does not record it."""
+    return (run / "result.json").exists() or not (run / "config.toml").exists()
+
+
+# ---- one folder of images ----
 
 
 def audit_folder(
@@ -42,6 +156,7 @@ def audit_folder(
     *,
     labels: Path | str | None = None,
     quota: float = 0.1,
+    review: int | None = None,
     second_opinions: Sequence[str] = (),
     skip_unreadable: bool = False,
     settings: Sequence[str] = (),
@@ -59,10 +174,8 @@ def audit_folder(
         continues after an interruption: features and evidence are not computed again.
     labels
         A csv of corrected labels that replaces those of the source.
-    quota
-        Share of the labels on the priority list, 0 to 1.
-    second_opinions
-        "neighbours", "cleanlab" (needs the extra) or both.
+    quota, review, second_opinions
+        As for `audit_run`.
     skip_unreadable
         Leave out images that cannot be decoded.
     settings
@@ -81,7 +194,7 @@ def audit_folder(
     if not _has_evidence(folder, name, config, division):
         given = division.given[name]
         _write_evidence(folder, name, config, division.table, division.rows[name], given)
-    (audit,) = audit_run(folder, quota=quota, second_opinions=second_opinions)
+    (audit,) = audit_run(folder, quota=quota, review=review, second_opinions=second_opinions)
     return audit
 
 
