@@ -25,7 +25,7 @@ import numpy as np
 from fedgsca.evidence import softmax
 from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import Card, Lateness, Method, ServerState, register
-from fedgsca.methods.parts.averaging import start_from
+from fedgsca.methods.parts.server_steps import start_from
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import cross_entropy, draw_balanced, evaluate_site, train
 from fedgsca.wire import Arrays, Extra, Payload, Update
