@@ -25,10 +25,9 @@ import numpy as np
 from fedgsca.evidence import softmax
 from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import Card, Lateness, Method, ServerState, register
-from fedgsca.methods.parts.averaging import start_from
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import cross_entropy, draw_balanced, evaluate_site, train
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.wire import Extra, Payload, Update
 
 GUIDES = 2
 GUIDE_ARRAYS = ("guides", "guide_biases")
@@ -87,10 +86,6 @@ class FedCUFIT(Method):
         "guide_biases": Extra((GUIDES, "C"), "mean biases of the guiding heads", optional=True),
     }
     late = Lateness("heads are averaged, and nothing else travels", is_tolerated=True)
-
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """The initial model; there are no guides yet."""
-        return start_from(weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The global model and the guides, once there are any."""
