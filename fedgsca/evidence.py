@@ -65,13 +65,15 @@ EM_STEPS = 40
 # share of the labels' information across folds that evidence must explain before anything is
 # concluded from it
 MIN_USEFUL = 0.01
+# how many times as much as the federation a site explains by itself, if its images look different
+LOOKS_DIFFERENT = 1.5
 # numbers of sites between which steps grow with the number, because the mean divides by it
 FEW_SITES = 4
 MANY_SITES = 100
 # smallest probability whose logarithm is taken
 TINY = 1e-12
 # names of the judges of a site
-ALONE = "alone"
+SITE = "site"
 FEDERATION = "federation"
 # samples that are judged at a time: fixed, so that the bytes do not depend on the memory
 _CHUNK = 256
@@ -529,22 +531,30 @@ class SiteEvidence:
     @staticmethod
     def of(judgement: Judgement) -> SiteEvidence:
         """The evidence of a single judge."""
-        return SiteEvidence({ALONE: judgement}, {ALONE: 1.0})
+        return SiteEvidence({SITE: judgement}, {SITE: 1.0})
 
     @staticmethod
-    def of_federation(federation: Judgement, alone: Judgement, num_sites: int) -> SiteEvidence:
+    def of_federation(federation: Judgement, site: Judgement, num_sites: int) -> SiteEvidence:
         """The evidence of a site in a federation.
 
         The errors of a judge fall with the root of the number of labels that taught it: the site
         alone counts as 1 beside the root of the number of sites.
         """
         share = 1.0 / (1.0 + math.sqrt(num_sites))
-        judgements = {ALONE: alone, FEDERATION: federation}
-        return SiteEvidence(judgements, {ALONE: share, FEDERATION: 1.0 - share})
+        judgements = {SITE: site, FEDERATION: federation}
+        return SiteEvidence(judgements, {SITE: share, FEDERATION: 1.0 - share})
+
+    @property
+    def looks_different(self) -> bool:
+        """The site's own images say clearly more about its labels than those of the others do."""
+        if FEDERATION not in self.judgements:
+            return False
+        explained = {name: judge.share_explained for name, judge in self.judgements.items()}
+        return explained[SITE] >= max(LOOKS_DIFFERENT * explained[FEDERATION], MIN_USEFUL)
 
     @property
     def num_labels(self) -> int:
-        """n"""
+        """The number of labels, n."""
         return len(next(iter(self.judgements.values())).probs)
 
     @property

@@ -1,7 +1,7 @@
 """The two ways to an audit: of the sites of a run (or a hospital's state), and of one folder.
 
-A folder needs no run and no other hospitals: features of a frozen backbone and evidence heads that
-never judge what they were trained on (local_evidence.py) stand in for them.
+A folder needs no run and no other hospitals: every label is judged by the site's other images, on
+features of a frozen backbone (evidence.py).
 """
 
 from __future__ import annotations

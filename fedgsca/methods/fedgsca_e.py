@@ -23,7 +23,7 @@ with label relaxation. Under `privacy` there are no heads, and the method is ref
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -37,13 +37,12 @@ from fedgsca.methods.base import (
     Logged,
     Method,
     MethodOptions,
-    ServerState,
     register,
 )
 from fedgsca.methods.parts.selection_log import LOG_UPLOADS, Selection, log_selection
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import train
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.wire import Extra, Payload, Update
 
 
 class FedGSCAEOptions(MethodOptions):

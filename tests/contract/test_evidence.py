@@ -57,7 +57,7 @@ def test_an_audit_does_not_change_the_training(method: str, tmp_path: Path) -> N
     assert weight_bytes(folder) == weight_bytes(tmp_path / "off")
     assert sites_with_evidence(folder) == [f"site-{i + 1}" for i in range(SITES)]
     evidence = read_evidence(folder, "site-2")
-    assert set(evidence.judgements) == {"alone", "federation"}
+    assert set(evidence.judgements) == {"site", "federation"}
     for judgement in evidence.judgements.values():
         assert judgement.probs.shape[1] == CLASSES
         np.testing.assert_allclose(judgement.probs.sum(axis=1), 1, atol=1e-4)

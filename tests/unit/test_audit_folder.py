@@ -61,7 +61,7 @@ def test_all_images_are_audited_and_wrong_ones_found(folder: Path, tmp_path: Pat
         assert path.stat().st_mode & 0o077 == 0, path.name
     assert audit.path.stat().st_mode & 0o077 == 0
     page = (audit.path / "gallery.html").read_text()
-    assert "judged by evidence heads" in page and "FedGSCA" not in page
+    assert "judged by a regression" in page and "FedGSCA" not in page
     assert "round" not in next(iter(audit.ranked_labels())).reason
 
 

@@ -330,14 +330,14 @@ def test_two_judges_are_averaged_and_the_more_sites_the_less_the_own_one_counts(
     unsure = Judgement(np.array([[0.4, 0.6]] * 8), np.ones(8), 1.0, 0.1)
     given = np.array([0, 1] * 4)
     evidence = SiteEvidence.of_federation(sure, unsure, num_sites=4)
-    assert evidence.shares == pytest.approx({"alone": 1 / 3, "federation": 2 / 3})
+    assert evidence.shares == pytest.approx({"site": 1 / 3, "federation": 2 / 3})
     assert evidence.share_explained == 0.2
     one, two = unsure.transition(given).posterior, sure.transition(given).posterior
     product = one ** (1 / 3) * two ** (2 / 3)
     np.testing.assert_allclose(
         evidence.posterior(given), product / product.sum(axis=1, keepdims=True)
     )
-    assert SiteEvidence.of_federation(sure, unsure, num_sites=100).shares["alone"] < 0.1
+    assert SiteEvidence.of_federation(sure, unsure, num_sites=100).shares["site"] < 0.1
 
 
 # ---- selection ----

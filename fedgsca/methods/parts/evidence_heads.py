@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedgsca.evidence import (
-    ALONE,
     MIN_USEFUL,
     NUM_HEADS,
+    SITE,
     Heads,
     Judgement,
     SiteEvidence,
@@ -274,8 +274,8 @@ class HeadMemory:
     share_explained: float = 0.0
     heads_explained: float = 0.0
     # the site's own judgement, and a digest of the features and labels that it is about
-    alone: Judgement | None = None
-    alone_digest: bytes = b""
+    site_judgement: Judgement | None = None
+    site_digest: bytes = b""
 
     @staticmethod
     def from_arrays(arrays: Arrays, site: Site) -> HeadMemory:
@@ -292,8 +292,8 @@ class HeadMemory:
             arrays.get("posterior"),
             float(arrays["explained"]),
             float(arrays["heads_explained"]),
-            read_judgement(arrays, ALONE),
-            arrays["alone_digest"].tobytes() if "alone_digest" in arrays else b"",
+            read_judgement(arrays, SITE),
+            arrays["site_digest"].tobytes() if "site_digest" in arrays else b"",
         )
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -308,9 +308,9 @@ class HeadMemory:
         }
         if self.posterior is not None:
             arrays["posterior"] = self.posterior
-        if self.alone is not None:
-            arrays |= judgement_arrays(self.alone, ALONE)
-            arrays["alone_digest"] = np.frombuffer(self.alone_digest, np.uint8)
+        if self.site_judgement is not None:
+            arrays |= judgement_arrays(self.site_judgement, SITE)
+            arrays["site_digest"] = np.frombuffer(self.site_digest, np.uint8)
         return arrays
 
     def add(self, opinion: np.ndarray) -> HeadMemory:
@@ -344,12 +344,14 @@ def _renew_evidence(
     )
     if memory.renewals:
         federation = replace(federation, share_explained=memory.heads_explained)
-    alone = memory.alone
+    site_judgement = memory.site_judgement
     digest = _digest_samples(features, site)
-    if alone is None or digest != memory.alone_digest:
+    if site_judgement is None or digest != memory.site_digest:
         groups = number_contents(_read_contents(site.samples))
-        alone = judge_alone(features, site.labels, groups, site.num_classes, checked=site.checked)
-    evidence = SiteEvidence.of_federation(federation, alone, site.num_sites)
+        site_judgement = judge_alone(
+            features, site.labels, groups, site.num_classes, checked=site.checked
+        )
+    evidence = SiteEvidence.of_federation(federation, site_judgement, site.num_sites)
     notes = evidence_arrays(evidence)
     site.note(**{NOTE_PREFIX + name: array for name, array in notes.items()})
     return HeadMemory(
@@ -359,8 +361,8 @@ def _renew_evidence(
         posterior=evidence.posterior(site.labels, site.checked).astype(np.float32),
         share_explained=evidence.share_explained,
         heads_explained=federation.share_explained,
-        alone=alone,
-        alone_digest=digest,
+        site_judgement=site_judgement,
+        site_digest=digest,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedgsca.evidence import ALONE, FEDERATION, Judgement, SiteEvidence
+from fedgsca.evidence import FEDERATION, SITE, Judgement, SiteEvidence
 from fedgsca.wire import Arrays
 
 # of the names of these arrays among a site's notes
@@ -24,8 +24,8 @@ def empty_arrays(num_samples: int, num_classes: int) -> dict[str, np.ndarray]:
     """The arrays with an entry for each sample, for samples of which nothing is known."""
     uniform = np.full((num_samples, num_classes), 1.0 / num_classes)
     weights = np.ones(num_samples)
-    arrays = {f"{name}.probs": uniform for name in (ALONE, FEDERATION)}
-    return arrays | {f"{name}.weights": weights for name in (ALONE, FEDERATION)}
+    arrays = {f"{name}.probs": uniform for name in (SITE, FEDERATION)}
+    return arrays | {f"{name}.weights": weights for name in (SITE, FEDERATION)}
 
 
 def read_arrays(arrays: Arrays) -> SiteEvidence:
