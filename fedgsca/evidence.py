@@ -5,7 +5,7 @@ others, neither of which has seen the label that it judges:
 
 - *the federation*: K = 4 linear evidence heads on the features of the images, trained with small
   steps across all sites. Head f never trains on fold f, and judges the samples of fold f.
-- *the site itself*: a ridge regression on its own features. Every sample is judged by the
+- *the site itself*: a kernel regression on its own features. Every sample is judged by the
   regression on all others, in closed form.
 
 Where a site looks like the others, the federation knows more; where it looks different, the site
@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedgsca.rng import stream
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels
 
 # number of heads and of folds
@@ -49,11 +50,12 @@ BALANCE = 0.5
 MAX_WEIGHT = 10.0
 # values of kappa among which the likelihood chooses
 POWERS = (0.7, 1.0, 1.4, 2.0, 3.0)
-# ridge penalty divided by D, the squared norm of a feature vector; the slope that makes its scores
-# logits (kappa does the rest); how often it learns from its own posterior
-RIDGE = 1.0
+# of a site's own regression: ridge penalty; the slope that makes its predictions logits (kappa does
+# the rest); how often it learns from its own posterior; samples that span it at most
+RIDGE = 0.5
 RIDGE_SLOPE = 6.0
 RIDGE_RENEWALS = 3
+LANDMARKS = 2000
 # pseudo-samples behind each row of T and behind the class mix
 ROW_PRIOR = 20.0
 MIX_PRIOR = 10.0
@@ -440,8 +442,8 @@ def judge_labels(
         opinions, given, parts, references, checked=checked
     )
     best = int(np.argmax(log_likelihoods))
-    explained = 1.0 - log_likelihoods[best] / baseline if baseline < 0.0 else 0.0
-    return Judgement(probs, weights, POWERS[best], explained)
+    share_explained = 1.0 - log_likelihoods[best] / baseline if baseline < 0.0 else 0.0
+    return Judgement(probs, weights, POWERS[best], share_explained)
 
 
 def judge_alone(
@@ -452,18 +454,19 @@ def judge_alone(
     *,
     checked: CheckedLabels | None = None,
 ) -> Judgement:
-    """The judgement of a site about itself, by a ridge regression without the judged group.
+    """The judgement of a site about itself, by a regression without the judged group.
 
     features (n, D) normalised, given (n,), groups (n,) int64: samples of one patient, or copies,
     are never judged by each other. The regression learns the given labels first, then its own
     posterior.
     """
     targets = np.eye(num_classes)[given]
-    kernel = RidgeKernel(features, groups)
+    kernel = KernelRegression(features, groups)
+    # not by their order: in many files, neighbours have different classes
+    halves = stream(0, "halves").permutation(int(groups.max()) + 1)[groups] % 2
     for renewal in range(RIDGE_RENEWALS + 1):
         balanced_targets, weights = head_targets(targets)
         probs = softmax(RIDGE_SLOPE * kernel.leave_one_out(balanced_targets, weights))
-        halves = to_halves(groups)
         judgement = judge_labels(probs, given, halves, weights=weights, checked=checked)
         if renewal == 0:
             share_explained = judgement.share_explained
@@ -472,51 +475,67 @@ def judge_alone(
     return replace(judgement, share_explained=share_explained)
 
 
-class RidgeKernel:
-    """Leave-one-group-out predictions of weighted ridge regressions on the same features.
+class KernelRegression:
+    """Leave-one-group-out predictions of weighted kernel ridge regressions on the same features.
 
-    With Z = (X X^T + lambda diag(1 / w))^-1, or its part in few dimensions where n > D, the
-    residual of group g without g is Z_gg^-1 (Z (t - m))_g.
+    With K_ij = exp(-|x_i - x_j|^2 / mean |x|^2) and Z = (K + RIDGE diag(1 / w))^-1, the residual of
+    group g, predicted without g, is Z_gg^-1 (Z (t - m))_g. With more than LANDMARKS samples, K is
+    approximated by its columns of so many of them (Nystroem).
     """
 
     def __init__(self, features: np.ndarray, groups: np.ndarray) -> None:
-        """features (n, D), groups (n,)."""
-        self.features = np.asarray(features, dtype=np.float64)
-        n, width = self.features.shape
-        self.penalty = RIDGE * width
-        self.product = self.features @ self.features.T if n <= width else None
-        _, index = np.unique(groups, return_inverse=True)
-        order = np.argsort(index, kind="stable")
-        starts = np.flatnonzero(np.diff(index[order])) + 1
+        """features (n, D), groups (n,) int64."""
+        x = np.asarray(features, dtype=np.float64)
+        x = x / np.sqrt((x**2).sum(axis=1).mean() + TINY)
+        self.kernel: np.ndarray | None = None
+        # (n, LANDMARKS) coordinates whose products approximate K
+        self.coordinates: np.ndarray | None = None
+        if len(x) <= LANDMARKS:
+            self.kernel = gaussian_kernel(x, x)
+        else:
+            rows = np.sort(stream(0, "landmarks").permutation(len(x))[:LANDMARKS])
+            factor = np.linalg.cholesky(
+                gaussian_kernel(x[rows], x[rows]) + 1e-6 * np.eye(LANDMARKS)
+            )
+            self.coordinates = np.linalg.solve(factor, gaussian_kernel(x[rows], x)).T
+        order = np.argsort(groups, kind="stable")
         # rows of every group, ascending
-        self.groups = np.split(order, starts)
+        self.groups = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
 
     def leave_one_out(self, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """(n, C): what the regression on all other groups predicts for targets (n, C)."""
         residuals = targets - weights @ targets / weights.sum()
-        is_dual = self.product is not None
-        held_out = self._dual_residuals if is_dual else self._primal_residuals
+        is_exact = self.kernel is not None
+        held_out = self._exact_residuals if is_exact else self._approximate_residuals
         return np.asarray(targets - held_out(residuals, weights))
 
-    def _dual_residuals(self, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        inverse = np.linalg.inv(self.product + np.diag(self.penalty / weights))
-        fitted = inverse @ residuals
+    def _exact_residuals(self, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        assert self.kernel is not None
+        inverse = np.linalg.inv(self.kernel + np.diag(RIDGE / weights))
+        coefficients = inverse @ residuals
         held_out = np.empty_like(residuals)
         for rows in self.groups:
-            held_out[rows] = np.linalg.solve(inverse[np.ix_(rows, rows)], fitted[rows])
+            held_out[rows] = np.linalg.solve(inverse[np.ix_(rows, rows)], coefficients[rows])
         return held_out
 
-    def _primal_residuals(self, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        x = self.features
-        moments = x.T @ (x * weights[:, None])
-        moments[np.diag_indices_from(moments)] += self.penalty
+    def _approximate_residuals(self, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        x = self.coordinates
+        assert x is not None
+        moments = x.T @ (x * weights[:, None]) + RIDGE * np.eye(x.shape[1])
         inverse = np.linalg.inv(moments)
-        fit_errors = residuals - x @ (inverse @ (x.T @ (residuals * weights[:, None])))
+        errors = residuals - x @ (inverse @ (x.T @ (residuals * weights[:, None])))
         held_out = np.empty_like(residuals)
         for rows in self.groups:
             leverage = x[rows] @ inverse @ x[rows].T * weights[rows]
-            held_out[rows] = np.linalg.solve(np.eye(len(rows)) - leverage, fit_errors[rows])
+            held_out[rows] = np.linalg.solve(np.eye(len(rows)) - leverage, errors[rows])
         return held_out
+
+
+def gaussian_kernel(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """(n, m): exp(-|x_i - y_j|^2) of rows x (n, D) and columns y (m, D)."""
+    squares = (rows**2).sum(axis=1)[:, None] + (columns**2).sum(axis=1)
+    distances = np.maximum(squares - 2.0 * rows @ columns.T, 0.0)
+    return np.asarray(np.exp(-distances))
 
 
 @dataclass(frozen=True)
@@ -549,8 +568,8 @@ class SiteEvidence:
         """The site's own images say clearly more about its labels than those of the others do."""
         if FEDERATION not in self.judgements:
             return False
-        explained = {name: judge.share_explained for name, judge in self.judgements.items()}
-        return explained[SITE] >= max(LOOKS_DIFFERENT * explained[FEDERATION], MIN_USEFUL)
+        shares = {name: judge.share_explained for name, judge in self.judgements.items()}
+        return shares[SITE] >= max(LOOKS_DIFFERENT * shares[FEDERATION], MIN_USEFUL)
 
     @property
     def num_labels(self) -> int:
@@ -578,7 +597,7 @@ def suspicion(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
 
 
 def to_halves(folds: np.ndarray) -> np.ndarray:
-    """(n,): 0 or 1; folds or groups (n,) stay whole, so copies of an image and patients do, too."""
+    """(n,): 0 or 1; folds (n,) stay whole, so copies of an image and patients do, too."""
     return np.asarray(folds % 2)
 
 
@@ -640,7 +659,7 @@ def wrong_share(
 
 
 def label_losses(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """(n,): -log r_i(y_i), the losses that FedGSCA's selector is fitted to."""
+    """(n,): -log r_i(y_i), the losses that FedGSCA's selector is coefficients to."""
     return np.asarray(-np.log(np.maximum(posterior[np.arange(len(given)), given], TINY)))
 
 

@@ -194,11 +194,12 @@ def describe_source(evidence: SiteEvidence) -> EvidenceSource | None:
     """What the audit says about who judged the labels; None: nothing unusual."""
     if not evidence.looks_different:
         return None
-    own, others = (evidence.judgements[name].share_explained for name in (SITE, FEDERATION))
+    own_share = evidence.judgements[SITE].share_explained
+    common_share = max(evidence.judgements[FEDERATION].share_explained, 0.0)
     return EvidenceSource(
         SITE,
         "Your images look different from those of the others: by themselves they explain"
-        f" {percent(own, 0)} of your labels, the images of all sites {percent(max(others, 0.0), 0)}."
+        f" {percent(own_share, 0)} of your labels, those of all sites {percent(common_share, 0)}."
         " Doubts may be a difference between sites",
     )
 

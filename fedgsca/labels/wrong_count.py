@@ -34,7 +34,7 @@ from fedgsca.evidence import (
     explain_opinions,
     suspicion,
 )
-from fedgsca.support.checked_labels import CheckedLabels
+from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 
 # of the grid: pseudo-samples behind each row of T
 COUNT_PRIORS = (5.0, 40.0, 320.0)
@@ -54,6 +54,8 @@ SLACK = 0.01
 MAX_WIDTH = 0.25
 # models are weighed by at most so many labels: more cost time and change nothing
 MAX_WEIGHED = 4000
+# a model that is sure of a label is wrong about it at least so often
+MIN_CHANCE = 0.02
 # models with a smaller weight, relative to the best one, do not matter
 MIN_WEIGHT = 1e-3
 
@@ -91,9 +93,18 @@ class CountModels:
 def fit_models(
     evidence: SiteEvidence, given: np.ndarray, checked: CheckedLabels | None = None
 ) -> CountModels:
-    """Fit the grid to the labels (n,) of one site, and weigh its models."""
+    """Fit the grid to the labels (n,) of one site, and weigh its models.
+
+    The models are about the labels as they were before anybody `checked` them. What a check has
+    shown is one more observation by which they are weighed, so a review makes the count surer.
+    """
     n = len(given)
     certain = None if checked is None else checked.mask
+    current, review = given, checked
+    if checked is not None:
+        has_original = checked.original != NO_ORIGINAL
+        given = np.where(has_original, checked.original, given)
+        checked = mark_checked(checked.mask & ~has_original)
     if len(np.unique(given)) < 2:
         # nothing to explain
         return CountModels(np.zeros((1, n)), np.zeros(1), 0.0, certain)
@@ -113,7 +124,18 @@ def fit_models(
         )
         suspicions.append(suspicion(fit.posterior, given))
     weights = log_weights[log_weights >= limit]
-    return CountModels(np.stack(suspicions), weights, evidence.share_explained, certain)
+    doubts = np.stack(suspicions)
+    if review is not None:
+        weights = weights + _explain_review(doubts, current, review)
+    return CountModels(doubts, weights, evidence.share_explained, certain)
+
+
+def _explain_review(doubts: np.ndarray, given: np.ndarray, review: CheckedLabels) -> np.ndarray:
+    """(M,): log-likelihood of what a review has shown, by the models' doubts (M, n)."""
+    rows = np.flatnonzero(review.original != NO_ORIGINAL)
+    was_wrong = review.original[rows] != given[rows]
+    probability = np.where(was_wrong, doubts[:, rows], 1.0 - doubts[:, rows])
+    return np.asarray(np.log(np.maximum(probability, MIN_CHANCE)).sum(axis=1))
 
 
 def explain_grid(

@@ -167,7 +167,7 @@ def test_fedgsca_trusts_checked_labels_and_sends_nothing_else(tmp_path: Path) ->
         assert notes["clean"][samples.checked.mask].all()
         assert not np.isin(notes["pseudo_rows"], np.flatnonzero(samples.checked.mask)).any()
     noisy = toy.updates["site-3"].extras
-    assert float(noisy["delta"]) == pytest.approx(0.5, abs=0.1), "the share before the review"
+    assert float(noisy["delta"]) == pytest.approx(0.4, abs=0.2), "the share before the review"
     plain = reviewed_toy(tmp_path / "b", 0.0)
     assert all(samples.checked is None for samples in plain.sites.values())
     plain.run(16)

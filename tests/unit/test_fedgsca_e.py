@@ -40,7 +40,7 @@ def test_noisy_sites_are_recognised_and_their_wrong_labels_flagged(finished: Toy
         assert finished.updates[name].extras["delta"] < 0.1
     for name in ("site-3", "site-4"):
         delta = float(finished.updates[name].extras["delta"])
-        assert delta == pytest.approx(0.5, abs=0.15)
+        assert delta == pytest.approx(0.4, abs=0.15)
         wrong = finished.truth[name] != finished.sites[name].labels
         clean = finished.notes[name]["clean"]
         assert np.mean(clean == ~wrong) > 0.9
@@ -49,7 +49,7 @@ def test_noisy_sites_are_recognised_and_their_wrong_labels_flagged(finished: Toy
 def test_pseudo_labels_are_the_true_classes(finished: Toy) -> None:
     for name in ("site-3", "site-4"):
         rows = finished.notes[name]["pseudo_rows"]
-        assert len(rows) > 20
+        assert len(rows) > 15
         labels = finished.notes[name]["pseudo_labels"]
         assert np.mean(labels == finished.truth[name][rows]) > 0.9
 

@@ -55,7 +55,7 @@ def test_the_score_is_close_to_the_true_f1_although_labels_are_wrong(tmp_path: P
     evaluation = evaluate(toy.model, toy.test, toy.site("site-1").device)
     truth = scores(confusion(toy.test.labels, evaluation.predictions, CLASSES)).f1
     score = holdout.read_score(toy.run(1, state).extras, state.round)
-    assert score == pytest.approx(truth, abs=8.0)
+    assert score == pytest.approx(truth, abs=10.0)
 
 
 def test_nothing_is_sent_before_the_first_posterior_or_without_a_holdout(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class MethodWithHeads(Method):
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Judge the labels, then the method's own round, then train the heads."""
-        received, own_extras = _split_extras(payload.extras)
+        head_arrays, own_extras = _split_extras(payload.extras)
         payload = replace(payload, extras=own_extras)
         if site.num_samples == 0:
             return self.method.local_update(payload, site)
@@ -173,10 +173,10 @@ class MethodWithHeads(Method):
         memory = HeadMemory.from_arrays(store.read_before(round), site)
         due = sum(renewal <= round for renewal in self.renewal_rounds)
         features = None
-        if self._is_training(round) or (memory.renewals < due and received):
+        if self._is_training(round) or (memory.renewals < due and head_arrays):
             features = _read_features(payload, site)
         if features is not None:
-            heads = _received_heads(received, features.shape[1], site.num_classes)
+            heads = _received_heads(head_arrays, features.shape[1], site.num_classes)
             if round >= min(FIRST_JUDGED_ROUND, self.renewal_rounds[0]):
                 memory = memory.add(judge(heads, features, memory.folds))
             if memory.renewals < due:
