@@ -14,12 +14,12 @@ import numpy as np
 import fedgsca
 from benchmarks.generalisation.plan import Dataset, Setting, make_config
 from benchmarks.generalisation.sources import share_features
-from fedgsca.evidence import Judgement, assign_folds, layer_normalise
+from fedgsca.evidence import Judgement, layer_normalise
 from fedgsca.federation.label_evidence import read_evidence
 from fedgsca.federation.rounds import run
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.labels.build_audit import first_tenth, precision_at
-from fedgsca.labels.local_evidence import NUM_FOLDS, LocalLabels, collect_local_evidence
+from fedgsca.labels.local_evidence import LocalLabels, collect_local_evidence
 from fedgsca.labels.score import count_errors, rank_labels
 from fedgsca.labels.second_opinion import label_quality, out_of_sample_probs
 from fedgsca.labels.wrong_count import fit_models
@@ -135,7 +135,7 @@ def measure_site(experiment: Experiment, run_folder: Path, name: str) -> SiteRes
     samples = experiment.sites[name]
     wrong = samples.labels != experiment.table.labels[experiment.rows[name]]
     rankings = {"run": judge(read_evidence(run_folder, name), samples.labels, wrong)}
-    rankings["alone"] = judge(judge_alone(samples, experiment.config.seed), samples.labels, wrong)
+    rankings["alone"] = judge(judge_alone(samples), samples.labels, wrong)
     if wrong.any() and len(np.unique(samples.labels)) > 1:
         features = layer_normalise(np.asarray(samples.inputs, np.float32))
         probs = out_of_sample_probs(features, samples.labels, samples.num_classes)
@@ -145,12 +145,13 @@ def measure_site(experiment: Experiment, run_folder: Path, name: str) -> SiteRes
     return SiteResult(name, noise, len(wrong), int(wrong.sum()), rankings)
 
 
-def judge_alone(samples: Samples, seed: int) -> Judgement:
-    """What `fedgsca audit-folder` knows: heads of the site alone."""
+def judge_alone(samples: Samples) -> Judgement:
+    """What `fedgsca audit-folder` knows: a regression on the images of the site alone."""
     features = np.asarray(samples.inputs, dtype=np.float32)
-    folds = assign_folds(seed, "alone", [row.tobytes() for row in features], NUM_FOLDS)
-    labels = LocalLabels(features, samples.labels, folds, samples.num_classes)
-    return collect_local_evidence(labels, seed)
+    copies = np.unique(features, axis=0, return_inverse=True)[1]
+    return collect_local_evidence(
+        LocalLabels(features, samples.labels, copies, samples.num_classes)
+    )
 
 
 def judge(judgement: Judgement, given: np.ndarray, wrong: np.ndarray) -> Ranking:

@@ -16,7 +16,6 @@ from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
 from fedgsca.data.readers.features_npz import FILE_NAME, has_features
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.evidence import assign_folds
 from fedgsca.federation.deployment import prepare_site
 from fedgsca.federation.label_evidence import (
     EvidenceHeader,
@@ -35,7 +34,7 @@ from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.build_audit import audit_site
 from fedgsca.labels.find_issues import check_quota
 from fedgsca.labels.gallery import write_gallery
-from fedgsca.labels.local_evidence import NUM_EPOCHS, NUM_FOLDS, LocalLabels, collect_local_evidence
+from fedgsca.labels.local_evidence import REFRESHES, LocalLabels, collect_local_evidence
 from fedgsca.labels.site_data import (
     SETTINGS,
     EvidenceLocation,
@@ -248,7 +247,7 @@ def _make_config(
         data__test_share=0.0,
         data__skip_unreadable=skip_unreadable,
         model__frozen=True,
-        train__rounds=NUM_EPOCHS,
+        train__rounds=REFRESHES,
         **model_settings,
     )
 
@@ -307,19 +306,19 @@ def _write_evidence(
     `rows` (n,) are those of the table with the labels to judge, `given` (n,) their class indices.
     """
     features = np.asarray(frozen_features(config, table)[rows])
-    contents = [vector.tobytes() for vector in features]
-    if table.groups is not None:
-        contents = [str(group).encode() for group in table.groups[rows]]
+    # copies of an image are one group
+    members = features if table.groups is None else table.groups[rows]
+    _, groups = np.unique(members, axis=0, return_inverse=True)
     local_labels = LocalLabels(
         features=features,
         given=given,
-        folds=assign_folds(config.seed, name, contents, NUM_FOLDS),
+        groups=groups,
         num_classes=table.num_classes,
         checked=None if table.checked is None else table.checked.part(rows),
     )
-    judgement = collect_local_evidence(local_labels, config.seed)
+    judgement = collect_local_evidence(local_labels)
     place = folder / "evidence" / name
-    write_judgement(Store(place), NUM_EPOCHS, judgement)
+    write_judgement(Store(place), REFRESHES, judgement)
     header = EvidenceHeader(
         site=name,
         samples=len(rows),

@@ -80,7 +80,7 @@ def _describe_origin(header: AuditSummary) -> str:
     if header.evidence is not None:
         return f"by the {header.evidence.source}'s evidence: {header.evidence.reason}"
     if header.method == FOLDER_AUDIT:
-        return "by evidence heads, each trained on the other images of this folder"
+        return "by a regression on the other images of this folder"
     return f"by evidence heads beside {method_title(header.method)}"
 
 

@@ -67,6 +67,7 @@ def test_methods_are_listed_in_the_order_of_the_paper(bare: type[Method]) -> Non
         "fedlsr",
         "fedrn",
         "maskedoptim",
+        "fedcufit",
         "fedbn",
     ]
     assert list(paper_methods()) == built_in[:8]
