@@ -81,7 +81,7 @@ import hashlib, importlib, pathlib, runpy, sys
 from fedgsca import wire
 
 name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-module = importlib.import_module("fedgsca.methods." + name)
+module = importlib.import_module("fedgsca.methods." + name.replace("-", "_"))
 method = next(item for item in vars(module).values() if getattr(item, "name", None) == name)
 
 def record(name, encode):

@@ -267,13 +267,12 @@ def test_a_wrong_certificate_and_an_unknown_key_are_rejected(
     distrustful = link.supernode("site-1", ca=tmp_path / "other.crt")
     make_key(tmp_path / "stranger")
     stranger = link.supernode("site-1", key=tmp_path / "stranger")
-    assert (
-        stranger.wait(90) != 0 and "could not be activated" in stranger.text
-    ) or "Failed to activate" in stranger.text
+    assert stranger.wait(90) != 0
+    assert "the coordinator does not admit this node" in stranger.text
     wait_until(
         lambda: "CERTIFICATE_VERIFY_FAILED" in distrustful.text or not distrustful.running, 90
     )
-    assert "certificate" in distrustful.text.lower()
+    assert "not signed by the authority of this consortium" in distrustful.text
     distrustful.stop()
 
 
