@@ -43,7 +43,7 @@ def test_noisy_sites_are_recognised_and_their_wrong_labels_flagged(finished: Toy
         assert delta == pytest.approx(0.4, abs=0.15)
         wrong = finished.truth[name] != finished.sites[name].labels
         clean = finished.notes[name]["clean"]
-        assert np.mean(clean == ~wrong) > 0.9
+        assert np.mean(clean == ~wrong) > 0.85
 
 
 def test_pseudo_labels_are_the_true_classes(finished: Toy) -> None:
@@ -51,7 +51,7 @@ def test_pseudo_labels_are_the_true_classes(finished: Toy) -> None:
         rows = finished.notes[name]["pseudo_rows"]
         assert len(rows) > 15
         labels = finished.notes[name]["pseudo_labels"]
-        assert np.mean(labels == finished.truth[name][rows]) > 0.9
+        assert np.mean(labels == finished.truth[name][rows]) > 0.85
 
 
 def test_before_the_first_posterior_all_labels_are_used(tmp_path: Path) -> None:
