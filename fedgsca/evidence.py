@@ -659,7 +659,7 @@ def wrong_share(
 
 
 def label_losses(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """(n,): -log r_i(y_i), the losses that FedGSCA's selector is coefficients to."""
+    """(n,): -log r_i(y_i), in the order of `suspicion`, with more digits near 1."""
     return np.asarray(-np.log(np.maximum(posterior[np.arange(len(given)), given], TINY)))
 
 

@@ -461,7 +461,7 @@ class AuditConfig(Section):
 
 
 class EvidenceConfig(Section):
-    """Evidence heads: a slow second opinion about labels (see audit.enabled)."""
+    """Evidence about labels, by judges that have not seen them (see audit.enabled)."""
 
     backbone: str | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""A site's record of what the evidence heads say about its labels. It never leaves the site.
+"""A site's record of what its judges say about its labels. It never leaves the site.
 
 evidence/<site>/site.json             which samples these are (EvidenceHeader)
 evidence/<site>/round-*.safetensors   the newest judgement (fedgsca/evidence.py), versioned like

@@ -45,7 +45,7 @@ from fedgsca.rng import stream
 from fedgsca.wire import Arrays, Payload, check_extras
 
 NO_HEADS_MESSAGE = (
-    "evidence heads are off under privacy: FedGSCA and the audit use the losses of the model"
+    "evidence heads are off under privacy: `fedgsca audit` will find no evidence in this run"
 )
 
 

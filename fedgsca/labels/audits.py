@@ -56,7 +56,7 @@ LATE_WARNING = (
     " its own images alone, without those of the other hospitals"
 )
 UNFINISHED_WARNING = "the run is not finished: this audit is based on the rounds so far"
-# fewer labels cannot be judged by heads that are trained on the others
+# fewer labels cannot be judged by a regression on the others
 MIN_LABELS = 20
 
 

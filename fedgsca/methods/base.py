@@ -140,7 +140,7 @@ class Method(Protocol):
     card: ClassVar[Card] = Card()
     # the loss of a given label is `train.loss` (label_loss.py), not one of the method
     takes_loss: ClassVar[bool] = False
-    # reads `site.evidence`: the run has evidence heads, with or without `audit.enabled`
+    # reads `site.evidence`: the run has evidence, with or without `audit.enabled`
     reads_evidence: ClassVar[bool] = False
     # the classifier head that the method trains: "linear" or "centroid" (FedGP)
     head: ClassVar[str] = "linear"
@@ -227,7 +227,7 @@ def make_method(name: str, options: Mapping[str, object], rounds: int) -> Method
 
 
 def head_rounds(config: Config) -> range:
-    """The rounds in which opinions of evidence heads are collected; empty: there are no heads.
+    """The rounds in which the sites renew their evidence; empty: there is none.
 
     They run where something reads them: the method, an audit, or a score on held-out images. Under
     `privacy` they are off: four heads per round would need noise of their own,

@@ -86,7 +86,7 @@ class FedGSCAE(Method):
     name = "fedgsca-e"
     card = Card(
         title="FedGSCA-E",
-        paper="FedGSCA (Ye et al., 2025) with selection by evidence heads; this package",
+        paper="FedGSCA (Ye et al., 2025) with selection by evidence; this package",
         order=9,
         passes=4.2,
     )

@@ -273,7 +273,7 @@ def _selector_sentence(run: LoadedRun) -> str:
     quality = selector_quality(run)
     if quality.precision is None or quality.recall is None:
         return text + "."
-    template = "; the selector took {} of the wrong labels as noisy, and {} of those were wrong."
+    template = "; the selection took {} of the wrong labels as noisy, and {} of those were wrong."
     return text + Markup(template).format(
         percent_text(quality.recall), percent_text(quality.precision)
     )

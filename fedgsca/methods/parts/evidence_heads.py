@@ -1,4 +1,4 @@
-"""Evidence heads beside any method: a second opinion about labels (docs/evidence.md).
+"""Evidence beside any method: the federation's heads and the site alone (docs/evidence.md).
 
 `MethodWithHeads` holds a method. What travels for the wrapped method is unchanged; the heads travel
 beside it, under names that begin with "evidence.". They are trained and judge until the last of the
