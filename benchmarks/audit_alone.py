@@ -5,7 +5,7 @@
         --write benchmarks/studies/audit_rivals.md
 
 The training images of each source are divided among 4 or 16 sites and given wrong labels. The first
-site is then audited as if it were alone: by labels/local_evidence.py, and by the rankings of
+site is then audited as if it were alone: by `judge_alone` of evidence.py, and by the rankings of
 benchmarks/rivals.py. Finished settings are read from the file.
 """
 
@@ -23,10 +23,10 @@ import numpy as np
 
 from benchmarks.rivals import RIVALS
 from fedgsca.config import load_config
+from fedgsca.evidence import SiteEvidence, judge_alone, layer_normalise
 from fedgsca.federation.result_summary import describe_machine
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.labels.build_audit import measure_ranking
-from fedgsca.labels.local_evidence import LocalLabels, collect_local_evidence
 from fedgsca.labels.score import count_errors, rank_labels
 from fedgsca.labels.wrong_count import fit_models
 from fedgsca.rng import stream
@@ -70,9 +70,10 @@ def measure_site(
 ) -> Row:
     """Quality of all rankings at one site, and of the count."""
     copies = np.unique(features, axis=0, return_inverse=True)[1]
-    judgement = collect_local_evidence(LocalLabels(features, given, copies, num_classes))
-    errors = count_errors(fit_models(judgement, given), len(given))
-    orders = {OURS: rank_labels(judgement, given).order}
+    normal_features = layer_normalise(features.astype(np.float64))
+    evidence = SiteEvidence.of(judge_alone(normal_features, given, copies, num_classes))
+    errors = count_errors(fit_models(evidence, given), len(given))
+    orders = {OURS: rank_labels(evidence, given).order}
     # equal suspicions in an order of chance, not in that of the file
     shuffle = stream(seed, "ties").permutation(len(given))
     for name, rank in RIVALS.items():

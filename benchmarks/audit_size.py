@@ -18,8 +18,8 @@ import numpy as np
 
 from fedgsca.config import load_config
 from fedgsca.data.load import load
-from fedgsca.evidence import judge_alone
-from fedgsca.federation.label_evidence import EvidenceHeader, write_header, write_judgement
+from fedgsca.evidence import SiteEvidence, judge_labels
+from fedgsca.federation.label_evidence import EvidenceHeader, write_evidence, write_header
 from fedgsca.labels.audit_table import read_audit
 from fedgsca.methods.site_store import Store
 from fedgsca.rng import stream
@@ -49,7 +49,8 @@ def make_run(out: Path, count: int) -> Path:
     config = load_config(data__source=str(source), data__sites=1, model__name="cnn")
     probs = rng.dirichlet(np.full(NUM_CLASSES, 0.3), count)
     folder = out / "run" / "evidence" / "site-1"
-    write_judgement(Store(folder), 3, judge_alone(probs, labels, np.arange(count) % 2))
+    judgement = judge_labels(probs, labels, np.arange(count) % 2)
+    write_evidence(Store(folder), 3, SiteEvidence.of(judgement))
     table = load(str(source))
     header = EvidenceHeader(
         site="site-1",

@@ -1,36 +1,42 @@
 """Evidence about labels that does not come from the model in training (docs/evidence.md).
 
-A model that trains on a wrong label soon believes it. So a second opinion is trained beside it:
-K = 4 linear *evidence heads* on the features of the images, with small steps, across all sites.
-Head f never trains on the samples of fold f, and every sample is judged by the head of its fold.
+A model that trains on a wrong label soon believes it. So the labels of a site are judged by two
+others, neither of which has seen the label that it judges:
 
-    site k    f(i)    fold of sample i                                     assign_folds
-              p_i     <- opinion of head f(i), a mean over some rounds     judge
-              heads   <- one epoch with small steps, without fold f        train_heads
-              q_i     <- p_i^kappa, normalised                             sharpen
-              pi      <- the site's mean opinion, for each kappa           own_references
-    server    kappa   <- the power that explains unseen labels best        best_power
-    site k    T, pi_k <- transition matrix and class mix of the site       estimate_transition
-              r_i     <- P(true class | image i, given label y_i)
+- *the federation*: K = 4 linear evidence heads on the features of the images, trained with small
+  steps across all sites. Head f never trains on fold f, and judges the samples of fold f.
+- *the site itself*: a kernel regression on its own features. Every sample is judged by the
+  regression on all others, in closed form.
+
+Where a site looks like the others, the federation knows more; where it looks different, the site
+does. Their verdicts are averaged:
+
+    heads   <- one epoch with small steps, without fold f                    train_heads
+    p_i     <- opinion of head f(i), a mean over some rounds                 judge
+    p_i     <- opinion of the regression without sample i                    judge_alone
+    kappa   <- the power that explains the site's unseen labels best         judge_labels
+    q_i     <- p_i^kappa, normalised; pi its mean over the site              Judgement.opinion
+    T, pi_k <- transition matrix and class mix of the site                   estimate_transition
+    r_i     <- P(true class | image i, given label y_i), for each judge      estimate_transition
+    r_i     <- their weighted geometric mean, normalised                     SiteEvidence.posterior
 
 The audit ranks labels by 1 - r_i(y_i) (`suspicion`); wrong_count.py estimates how many are wrong.
-FedGSCA-E fits its selector to -log r_i(y_i) (`label_losses`) and trains on what
-`select` returns.
+FedGSCA-E trains on what `choose_labels` returns. Nothing of this leaves a site but the heads.
 
 Symbols: n samples of one site, C classes, D features, K heads; `given` (n,) are the labels y.
-Constants were chosen by a study on validation images; docs/results.md shows what half and twice
-their values change.
+Constants were chosen by a study on validation images (docs/evidence.md).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedgsca.rng import stream
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels
 
 # number of heads and of folds
@@ -43,7 +49,13 @@ BALANCE = 0.5
 # largest weight of one sample
 MAX_WEIGHT = 10.0
 # values of kappa among which the likelihood chooses
-POWERS = (0.7, 1.0, 1.4, 2.0, 3.0, 4.0)
+POWERS = (0.7, 1.0, 1.4, 2.0, 3.0)
+# of a site's own regression: ridge penalty; the slope that makes its predictions logits (kappa does
+# the rest); how often it learns from its own posterior; samples that span it at most
+RIDGE = 0.5
+RIDGE_SLOPE = 6.0
+RIDGE_RENEWALS = 3
+LANDMARKS = 2000
 # pseudo-samples behind each row of T and behind the class mix
 ROW_PRIOR = 20.0
 MIX_PRIOR = 10.0
@@ -53,16 +65,18 @@ START_RATE = 0.1
 MAX_RATE = 0.6
 EM_STEPS = 40
 # share of the labels' information across folds that evidence must explain before anything is
-# trained on it
+# concluded from it
 MIN_USEFUL = 0.01
-# how much less heads that learn from r may explain than they did when they had learnt from given
-# labels only
-MAX_DECLINE = 0.02
+# how many times as much as the federation a site explains by itself, if its images look different
+LOOKS_DIFFERENT = 1.5
 # numbers of sites between which steps grow with the number, because the mean divides by it
 FEW_SITES = 4
 MANY_SITES = 100
 # smallest probability whose logarithm is taken
 TINY = 1e-12
+# names of the judges of a site
+SITE = "site"
+FEDERATION = "federation"
 # samples that are judged at a time: fixed, so that the bytes do not depend on the memory
 _CHUNK = 256
 
@@ -99,6 +113,12 @@ def assign_folds(
         digest = hashlib.sha256(address + content).digest()
         folds.append(digest[0] % num_folds)
     return np.array(folds, dtype=np.int64)
+
+
+def number_contents(contents: Iterable[bytes]) -> np.ndarray:
+    """(n,) int64: equal contents, such as the names of patients, have the same number."""
+    numbers: dict[bytes, int] = {}
+    return np.array([numbers.setdefault(content, len(numbers)) for content in contents])
 
 
 def draw_holdout(seed: int, site: str, contents: Iterable[bytes], share: float) -> np.ndarray:
@@ -217,17 +237,14 @@ def sharpen(probs: np.ndarray, power: float) -> np.ndarray:
     return softmax(power * np.log(np.maximum(probs, TINY)))
 
 
-def own_references(
-    probs: np.ndarray, weights: np.ndarray, powers: Sequence[float] = POWERS
-) -> np.ndarray:
-    """(P, C): for every power, pi, the weighted mean over the site's samples of the opinion q.
+def mean_opinion(opinion: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(C,): pi, the weighted mean over the site's samples of the opinion q (n, C).
 
     It is the site's own: where images look different, the opinions about all of them are shifted,
-    and a mean over other sites would let the shift pass for wrong labels. probs (n, C), weights
-    (n,) as in the training of the heads.
+    and a mean over other sites would let the shift pass for wrong labels. weights (n,) are those
+    of the samples in the training of the judge.
     """
-    masses = [(sharpen(probs, power) * weights[:, None]).sum(axis=0) for power in powers]
-    return normalise_mix(np.stack(masses))
+    return normalise_mix(weights @ opinion)
 
 
 def symmetric_matrix(rate: float, num_classes: int) -> np.ndarray:
@@ -369,48 +386,42 @@ def _posterior(
     return joint / likelihoods[:, None], likelihoods
 
 
-def best_power(log_likelihoods: np.ndarray, powers: Sequence[float] = POWERS) -> float:
-    """kappa: the power with the highest log-likelihood (P,), summed over the sites.
-
-    Neither the heads nor T have seen the labels that they explain (`explain_parts`), so neither
-    memorising nor a T that adapts to its labels can raise the likelihood.
-    """
-    return float(powers[int(np.argmax(log_likelihoods))])
-
-
 def normalise_mix(masses: np.ndarray) -> np.ndarray:
     """(..., C): masses as shares; a class without any gets a tiny share instead of zero."""
     positive = np.maximum(masses, 1e-6)
     return np.asarray(positive / positive.sum(axis=-1, keepdims=True))
 
 
-# ---- the audit ----
-
-
-def suspicion(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """(n,): 1 - r_i(y_i), the probability that the label is wrong."""
-    return np.asarray(1.0 - posterior[np.arange(len(given)), given])
+# ---- judges ----
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a site needs to know to judge its labels; the arrays of one refresh."""
+    """What one judge, who has not seen the labels of a site, thinks of its images."""
 
-    # (n, C) mean opinion of the heads, before it is sharpened
+    # (n, C) opinion, before it is sharpened
     probs: np.ndarray
-    # (P, C) the site's own mean opinion for each of POWERS
-    references: np.ndarray
+    # (n,) weights of the samples in the training of the judge
+    weights: np.ndarray
     # kappa, one of POWERS
     power: float
+    # of the information in labels that it has not seen, the share that the opinion explains while
+    # the judge has learnt given labels only: at most 1, and 0 or less if it is useless. What is
+    # learnt from a posterior contains the judged labels in a roundabout way
+    share_explained: float
+
+    def opinion(self, power: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """q (n, C) and its mean pi (C,), sharpened by `power`, by default kappa."""
+        opinion = sharpen(self.probs, self.power if power is None else power)
+        return opinion, mean_opinion(opinion, self.weights)
 
     def transition(self, given: np.ndarray, checked: CheckedLabels | None = None) -> Transition:
         """T, class mix and posterior for the given labels (n,)."""
-        index = POWERS.index(self.power)
-        opinion = sharpen(self.probs, self.power)
-        return estimate_transition(opinion, given, self.references[index], checked=checked)
+        opinion, reference = self.opinion()
+        return estimate_transition(opinion, given, reference, checked=checked)
 
 
-def judge_alone(
+def judge_labels(
     probs: np.ndarray,
     given: np.ndarray,
     parts: np.ndarray,
@@ -418,62 +429,176 @@ def judge_alone(
     weights: np.ndarray | None = None,
     checked: CheckedLabels | None = None,
 ) -> Judgement:
-    """The judgement of a site without others: kappa by its own unseen labels.
+    """The judgement by an opinion, with the kappa that explains labels best that T has not seen.
 
-    probs (n, C) of something that has not memorised the labels `given` (n,); parts (n,) say which
-    labels explain which. weights (n,): of the samples in the training of the heads.
+    probs (n, C) of a judge who has not seen the labels `given` (n,); parts (n,) say which labels
+    explain which; weights (n,) as in `Judgement`. Neither memorising nor a T that adapts to its
+    labels can raise the likelihood.
     """
     weights = np.ones(len(given)) if weights is None else weights
-    references = own_references(probs, weights)
     opinions = np.stack([sharpen(probs, power) for power in POWERS])
-    likelihoods, _ = explain_opinions(opinions, given, parts, references, checked=checked)
-    return Judgement(probs, references, best_power(np.array(likelihoods)))
-
-
-def explained_across_folds(
-    opinion: np.ndarray,
-    given: np.ndarray,
-    folds: np.ndarray,
-    reference: np.ndarray,
-    checked: CheckedLabels | None = None,
-) -> float:
-    """What the images say about labels that neither the heads nor T have seen: at most 1.
-
-    T and the class mix of one half explain the labels of the other, against the label shares of
-    that half. Useless opinions give 0 or less, because T cannot adapt to the labels it explains.
-    opinion (n, C) is q, folds (n,), reference (C,) is pi; `checked` as in `explain_parts`.
-    """
-    log_likelihood, baseline = explain_parts(
-        opinion, given, to_halves(folds), reference, checked=checked
+    references = np.stack([mean_opinion(opinion, weights) for opinion in opinions])
+    log_likelihoods, baseline = explain_opinions(
+        opinions, given, parts, references, checked=checked
     )
-    if baseline >= 0.0:
-        return 0.0
-    return 1.0 - log_likelihood / baseline
+    best = int(np.argmax(log_likelihoods))
+    share_explained = 1.0 - log_likelihoods[best] / baseline if baseline < 0.0 else 0.0
+    return Judgement(probs, weights, POWERS[best], share_explained)
+
+
+def judge_alone(
+    features: np.ndarray,
+    given: np.ndarray,
+    groups: np.ndarray,
+    num_classes: int,
+    *,
+    checked: CheckedLabels | None = None,
+) -> Judgement:
+    """The judgement of a site about itself, by a regression without the judged group.
+
+    features (n, D) normalised, given (n,), groups (n,) int64: samples of one patient, or copies,
+    are never judged by each other. The regression learns the given labels first, then its own
+    posterior.
+    """
+    targets = np.eye(num_classes)[given]
+    kernel = KernelRegression(features, groups)
+    # not by their order: in many files, neighbours have different classes
+    halves = stream(0, "halves").permutation(int(groups.max()) + 1)[groups] % 2
+    for renewal in range(RIDGE_RENEWALS + 1):
+        balanced_targets, weights = head_targets(targets)
+        probs = softmax(RIDGE_SLOPE * kernel.leave_one_out(balanced_targets, weights))
+        judgement = judge_labels(probs, given, halves, weights=weights, checked=checked)
+        if renewal == 0:
+            share_explained = judgement.share_explained
+        if renewal < RIDGE_RENEWALS:
+            targets = judgement.transition(given, checked).posterior
+    return replace(judgement, share_explained=share_explained)
+
+
+class KernelRegression:
+    """Leave-one-group-out predictions of weighted kernel ridge regressions on the same features.
+
+    With K_ij = exp(-|x_i - x_j|^2 / mean |x|^2) and Z = (K + RIDGE diag(1 / w))^-1, the residual of
+    group g, predicted without g, is Z_gg^-1 (Z (t - m))_g. With more than LANDMARKS samples, K is
+    approximated by its columns of so many of them (Nystroem).
+    """
+
+    def __init__(self, features: np.ndarray, groups: np.ndarray) -> None:
+        """features (n, D), groups (n,) int64."""
+        x = np.asarray(features, dtype=np.float64)
+        x = x / np.sqrt((x**2).sum(axis=1).mean() + TINY)
+        self.kernel: np.ndarray | None = None
+        # (n, LANDMARKS) coordinates whose products approximate K
+        self.coordinates: np.ndarray | None = None
+        if len(x) <= LANDMARKS:
+            self.kernel = gaussian_kernel(x, x)
+        else:
+            rows = np.sort(stream(0, "landmarks").permutation(len(x))[:LANDMARKS])
+            factor = np.linalg.cholesky(
+                gaussian_kernel(x[rows], x[rows]) + 1e-6 * np.eye(LANDMARKS)
+            )
+            self.coordinates = np.linalg.solve(factor, gaussian_kernel(x[rows], x)).T
+        order = np.argsort(groups, kind="stable")
+        # rows of every group, ascending
+        self.groups = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
+
+    def leave_one_out(self, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """(n, C): what the regression on all other groups predicts for targets (n, C)."""
+        residuals = targets - weights @ targets / weights.sum()
+        is_exact = self.kernel is not None
+        held_out = self._exact_residuals if is_exact else self._approximate_residuals
+        return np.asarray(targets - held_out(residuals, weights))
+
+    def _exact_residuals(self, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        assert self.kernel is not None
+        inverse = np.linalg.inv(self.kernel + np.diag(RIDGE / weights))
+        coefficients = inverse @ residuals
+        held_out = np.empty_like(residuals)
+        for rows in self.groups:
+            held_out[rows] = np.linalg.solve(inverse[np.ix_(rows, rows)], coefficients[rows])
+        return held_out
+
+    def _approximate_residuals(self, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        x = self.coordinates
+        assert x is not None
+        moments = x.T @ (x * weights[:, None]) + RIDGE * np.eye(x.shape[1])
+        inverse = np.linalg.inv(moments)
+        errors = residuals - x @ (inverse @ (x.T @ (residuals * weights[:, None])))
+        held_out = np.empty_like(residuals)
+        for rows in self.groups:
+            leverage = x[rows] @ inverse @ x[rows].T * weights[rows]
+            held_out[rows] = np.linalg.solve(np.eye(len(rows)) - leverage, errors[rows])
+        return held_out
+
+
+def gaussian_kernel(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """(n, m): exp(-|x_i - y_j|^2) of rows x (n, D) and columns y (m, D)."""
+    squares = (rows**2).sum(axis=1)[:, None] + (columns**2).sum(axis=1)
+    distances = np.maximum(squares - 2.0 * rows @ columns.T, 0.0)
+    return np.asarray(np.exp(-distances))
+
+
+@dataclass(frozen=True)
+class SiteEvidence:
+    """All that a site knows about its labels: its judges, and how much each of them counts."""
+
+    # of the site alone, where it has features; of all sites; of anybody else
+    judgements: Mapping[str, Judgement]
+    # sum 1, by the same names
+    shares: Mapping[str, float]
+
+    @staticmethod
+    def of(judgement: Judgement) -> SiteEvidence:
+        """The evidence of a single judge."""
+        return SiteEvidence({SITE: judgement}, {SITE: 1.0})
+
+    @staticmethod
+    def of_federation(federation: Judgement, site: Judgement, num_sites: int) -> SiteEvidence:
+        """The evidence of a site in a federation.
+
+        The errors of a judge fall with the root of the number of labels that taught it: the site
+        alone counts as 1 beside the root of the number of sites.
+        """
+        share = 1.0 / (1.0 + math.sqrt(num_sites))
+        judgements = {SITE: site, FEDERATION: federation}
+        return SiteEvidence(judgements, {SITE: share, FEDERATION: 1.0 - share})
+
+    @property
+    def looks_different(self) -> bool:
+        """The site's own images say clearly more about its labels than those of the others do."""
+        if FEDERATION not in self.judgements:
+            return False
+        shares = {name: judge.share_explained for name, judge in self.judgements.items()}
+        return shares[SITE] >= max(LOOKS_DIFFERENT * shares[FEDERATION], MIN_USEFUL)
+
+    @property
+    def num_labels(self) -> int:
+        """The number of labels, n."""
+        return len(next(iter(self.judgements.values())).probs)
+
+    @property
+    def share_explained(self) -> float:
+        """Of the judge who explains more."""
+        return max(judgement.share_explained for judgement in self.judgements.values())
+
+    def posterior(self, given: np.ndarray, checked: CheckedLabels | None = None) -> np.ndarray:
+        """(n, C): r for the given labels (n,)."""
+        logs = np.zeros((len(given), 0))
+        for name, judgement in self.judgements.items():
+            posterior = judgement.transition(given, checked).posterior
+            term = self.shares[name] * np.log(np.maximum(posterior, TINY))
+            logs = term if not logs.size else logs + term
+        return softmax(logs)
+
+
+def suspicion(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """(n,): 1 - r_i(y_i), the probability that the label is wrong."""
+    return np.asarray(1.0 - posterior[np.arange(len(given)), given])
 
 
 def to_halves(folds: np.ndarray) -> np.ndarray:
     """(n,): 0 or 1; folds (n,) stay whole, so copies of an image and patients do, too."""
     return np.asarray(folds % 2)
-
-
-def explain_parts(
-    opinion: np.ndarray,
-    given: np.ndarray,
-    parts: np.ndarray,
-    reference: np.ndarray,
-    *,
-    checked: CheckedLabels | None = None,
-    row_prior: float = ROW_PRIOR,
-) -> tuple[float, float]:
-    """Log-likelihoods of the labels of each part, by the other parts: by their T, by their shares.
-
-    opinion (n, C) is q, parts (n,), reference (C,) is pi. Of a label that a person has `checked`,
-    the label before is explained, if it is known.
-    """
-    log_likelihoods, baseline = explain_opinions(
-        opinion[None], given, parts, reference[None], checked=checked, row_prior=row_prior
-    )
-    return log_likelihoods[0], baseline
 
 
 def explain_opinions(
@@ -485,7 +610,13 @@ def explain_opinions(
     checked: CheckedLabels | None = None,
     row_prior: float = ROW_PRIOR,
 ) -> tuple[list[float], float]:
-    """`explain_parts` of P opinions (P, n, C) with their references (P, C), at once."""
+    """Log-likelihoods of the labels of each part, by the other parts: by their T, by their shares.
+
+    P opinions (P, n, C) with their means (P, C), about labels given (n,); parts (n,). T and the
+    class mix of the other parts explain the labels of a part, so a T that adapts to its labels
+    does not help. Of a label that a person has `checked`, the label before is explained, if it is
+    known.
+    """
     first_labels = given if checked is None else checked.first_labels(given)
     num_opinions, _, num_classes = opinions.shape
     log_likelihoods = [0.0] * num_opinions
@@ -528,76 +659,35 @@ def wrong_share(
 
 
 def label_losses(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """(n,): -log r_i(y_i), the losses that FedGSCA's selector is fitted to."""
+    """(n,): -log r_i(y_i), the losses that FedGSCA's selector is coefficients to."""
     return np.asarray(-np.log(np.maximum(posterior[np.arange(len(given)), given], TINY)))
 
 
-def expected_right(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """(n,) bool: of every given class as many labels as are correct by expectation, the best ones.
-
-    A class most of whose labels are wrong keeps its likeliest ones, so that it does not vanish.
-    """
-    right = posterior[np.arange(len(given)), given]
-    mask = np.zeros(len(given), dtype=bool)
-    for label in np.unique(given):
-        rows = np.flatnonzero(given == label)
-        count = min(len(rows), math.ceil(float(right[rows].sum()) - 1e-9))
-        best = np.argsort(-right[rows], kind="stable")[:count]
-        mask[rows[best]] = True
-    return mask
-
-
-@dataclass(frozen=True)
-class TrainingSet:
-    """D_hat of one site."""
-
-    # (n,) bool: trained with the given label
-    keep: np.ndarray
-    # (n,) bool: trained with a pseudo-label; the two masks do not overlap
-    pseudo: np.ndarray
-    # (n,): the label to train with, where one of the masks holds
-    labels: np.ndarray
-
-    @property
-    def rows(self) -> np.ndarray:
-        """(m,): rows of D_hat, ascending."""
-        return np.flatnonzero(self.keep | self.pseudo)
-
-    def counts(self, num_classes: int) -> np.ndarray:
-        """(C,): samples of D_hat by the label that they are trained with."""
-        return np.bincount(self.labels[self.rows], minlength=num_classes)
-
-
-def select(
+def choose_labels(
     posterior: np.ndarray,
     given: np.ndarray,
-    clean: np.ndarray,
     *,
     noise_level: float = 0.1,
-    zeta: float = 0.8,
+    zeta: float = 0.7,
     checked: CheckedLabels | None = None,
-) -> TrainingSet:
-    """D_hat of one site from the posterior r (n, C) and the selector's verdict `clean` (n,) bool.
+) -> tuple[np.ndarray, np.ndarray]:
+    """D_hat of one site from r (n, C): rows (m,), ascending, and the labels to train with (m,).
 
     A site whose estimated share of wrong labels is below `noise_level` keeps all labels (the rule
-    of delta_k, Eq. 8). Otherwise a label stays if the selector calls it clean or if it is among the
-    expected number of correct labels of its class. Of the others, those get a pseudo-label whose
-    class-balanced posterior, r_i(c) / share of c, normalised, is at least zeta (Eq. 11-12: dividing
-    by the share is the adaptive threshold). The rest is not used in this round. Labels that a
-    person has `checked` always stay.
+    of delta_k, Eq. 8). Otherwise a sample is trained with its most probable class, if that has at
+    least the probability zeta (Eq. 11-12): with its own label if the evidence confirms it, with a
+    pseudo-label if the evidence is sure of another class. The rest is not used in this round.
+    Labels that a person has `checked` always stay.
     """
-    n = len(given)
     if wrong_share(posterior, given, checked) < noise_level:
-        return TrainingSet(np.ones(n, bool), np.zeros(n, bool), given.copy())
-    keep = clean | expected_right(posterior, given)
+        return np.arange(len(given)), given.copy()
+    labels = posterior.argmax(axis=1)
+    is_sure = posterior.max(axis=1) >= zeta
     if checked is not None:
-        keep |= checked.mask
-    balanced_posterior = posterior / (posterior.mean(axis=0) + 1.0 / n)
-    balanced_posterior /= balanced_posterior.sum(axis=1, keepdims=True)
-    guess = balanced_posterior.argmax(axis=1)
-    is_confident = balanced_posterior.max(axis=1) >= zeta
-    pseudo = ~keep & is_confident & (guess != given)
-    return TrainingSet(keep, pseudo, np.where(pseudo, guess, given))
+        labels = np.where(checked.mask, given, labels)
+        is_sure |= checked.mask
+    rows = np.flatnonzero(is_sure)
+    return rows, labels[rows]
 
 
 def site_factor(num_sites: int) -> float:

@@ -70,7 +70,7 @@ class Toy:
 
     @property
     def dims(self) -> dict[str, int]:
-        return {"C": CLASSES, "D": self.width, "K": len(self.sites)}
+        return {"C": CLASSES, "D": self.width, "E": self.width, "K": len(self.sites)}
 
     def site(self, name: str) -> Site:
         return Site(

@@ -14,12 +14,16 @@ import numpy as np
 import fedgsca
 from benchmarks.generalisation.plan import Dataset, Setting, make_config
 from benchmarks.generalisation.sources import share_features
-from fedgsca.evidence import Judgement, layer_normalise
+from fedgsca.evidence import (
+    SiteEvidence,
+    judge_alone,
+    layer_normalise,
+    number_contents,
+)
 from fedgsca.federation.label_evidence import read_evidence
 from fedgsca.federation.rounds import run
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.labels.build_audit import first_tenth, precision_at
-from fedgsca.labels.local_evidence import LocalLabels, collect_local_evidence
 from fedgsca.labels.score import count_errors, rank_labels
 from fedgsca.labels.second_opinion import label_quality, out_of_sample_probs
 from fedgsca.labels.wrong_count import fit_models
@@ -135,7 +139,7 @@ def measure_site(experiment: Experiment, run_folder: Path, name: str) -> SiteRes
     samples = experiment.sites[name]
     wrong = samples.labels != experiment.table.labels[experiment.rows[name]]
     rankings = {"run": judge(read_evidence(run_folder, name), samples.labels, wrong)}
-    rankings["alone"] = judge(judge_alone(samples), samples.labels, wrong)
+    rankings["alone"] = judge(evidence_alone(samples), samples.labels, wrong)
     if wrong.any() and len(np.unique(samples.labels)) > 1:
         features = layer_normalise(np.asarray(samples.inputs, np.float32))
         probs = out_of_sample_probs(features, samples.labels, samples.num_classes)
@@ -145,19 +149,21 @@ def measure_site(experiment: Experiment, run_folder: Path, name: str) -> SiteRes
     return SiteResult(name, noise, len(wrong), int(wrong.sum()), rankings)
 
 
-def judge_alone(samples: Samples) -> Judgement:
-    """What `fedgsca audit-folder` knows: a regression on the images of the site alone."""
-    features = np.asarray(samples.inputs, dtype=np.float32)
-    copies = np.unique(features, axis=0, return_inverse=True)[1]
-    return collect_local_evidence(
-        LocalLabels(features, samples.labels, copies, samples.num_classes)
-    )
+def evidence_alone(samples: Samples) -> SiteEvidence:
+    """What `fedgsca audit-folder` knows: the site alone."""
+    features = layer_normalise(np.asarray(samples.inputs, dtype=np.float64))
+    contents = [row.tobytes() for row in features]
+    if samples.groups is not None:
+        contents = [str(group).encode() for group in samples.groups]
+    groups = number_contents(contents)
+    judgement = judge_alone(features, samples.labels, groups, samples.num_classes)
+    return SiteEvidence.of(judgement)
 
 
-def judge(judgement: Judgement, given: np.ndarray, wrong: np.ndarray) -> Ranking:
+def judge(evidence: SiteEvidence, given: np.ndarray, wrong: np.ndarray) -> Ranking:
     """Ranking and count from evidence; given (n,), wrong (n,) bool."""
-    errors = count_errors(fit_models(judgement, given), len(given))
-    scores = score_order(rank_labels(judgement, given).order, wrong)
+    errors = count_errors(fit_models(evidence, given), len(given))
+    scores = score_order(rank_labels(evidence, given).order, wrong)
     counts = (float(errors.count), float(errors.low), float(errors.high))
     return Ranking(*scores, *counts, bool(errors.can_tell))
 

@@ -473,11 +473,13 @@ class EvidenceConfig(Section):
     first: int = Field(
         default=9,
         ge=1,
-        description="round, from 0, in which the heads' opinions are first collected; they count "
-        "in the next round; the round after a quarter of a shorter run",
+        description="round, from 0, in which evidence about the labels is first computed; the "
+        "round after a quarter of a shorter run",
     )
     every: int = Field(
-        default=5, ge=2, description="rounds between two collections, until two thirds of the run"
+        default=5,
+        ge=2,
+        description="rounds between two renewals of it, until two thirds of the run",
     )
     holdout: float = Field(
         default=0.0,
@@ -487,8 +489,8 @@ class EvidenceConfig(Section):
         "without a true label (0.2 serves `compare --vary`)",
     )
 
-    def collection_rounds(self, rounds: int) -> range:
-        """Rounds in which the sites' opinions are collected; empty for very short runs."""
+    def renewal_rounds(self, rounds: int) -> range:
+        """Rounds in which the sites compute their evidence; empty for very short runs."""
         first = min(self.first, rounds // 4 + 1)
         if rounds < MIN_EVIDENCE_ROUNDS:
             return range(0)

@@ -47,6 +47,7 @@ from fedgsca.federation.site_rows import (
     sites_with_rows,
 )
 from fedgsca.methods.base import compose_method
+from fedgsca.methods.parts.evidence_store import empty_arrays
 from fedgsca.methods.site_store import Store
 from fedgsca.support.files import FileBatch
 from fedgsca.support.text import plural
@@ -226,8 +227,8 @@ def _move_site(move: _Move, name: str, site: _SiteMove) -> None:
         Store(place, move.files).rewrite(_follow(site, first_memory.get(part, {})))
     evidence = move.folder / "evidence" / name
     if evidence.is_dir():
-        uniform = np.full((len(samples), samples.num_classes), 1.0 / samples.num_classes)
-        Store(evidence, move.files).rewrite(_follow(site, {"probs": uniform}))
+        empty = empty_arrays(len(samples), samples.num_classes)
+        Store(evidence, move.files).rewrite(_follow(site, empty))
         if (evidence / "site.json").exists():
             header = replace(
                 read_header(move.folder, name),

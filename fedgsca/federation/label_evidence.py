@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedgsca.errors import RunFolderError
-from fedgsca.evidence import Judgement
+from fedgsca.evidence import SiteEvidence
 from fedgsca.federation.run_folder import read_config
 from fedgsca.methods.base import head_rounds
+from fedgsca.methods.parts.evidence_store import NOTE_PREFIX, evidence_arrays, read_arrays
 from fedgsca.methods.site_store import Store
 from fedgsca.support.files import write_atomic
 from fedgsca.support.json_record import Record
@@ -43,19 +42,19 @@ class EvidenceHeader(Record):
     classes: tuple[str, ...]
     fingerprint: str
     config: Mapping[str, Any]
-    # there was no run: the heads were trained on the images of one folder
+    # there was no run: the site was judged by the images of one folder
     is_alone: bool = False
 
 
-def add_judgement(site: Site, round_index: int, experiment: Experiment, folder: Path) -> None:
-    """Store the judgement of the evidence heads, in rounds that have a new one."""
-    if "evidence_probs" not in site.notes:
+def add_evidence(site: Site, round_index: int, experiment: Experiment, folder: Path) -> None:
+    """Store the evidence about a site's labels, in rounds that have a new one."""
+    arrays = {
+        name.removeprefix(NOTE_PREFIX): array
+        for name, array in site.notes.items()
+        if name.startswith(NOTE_PREFIX)
+    }
+    if not arrays:
         return
-    judgement = Judgement(
-        site.notes["evidence_probs"],
-        site.notes["evidence_references"],
-        float(site.notes["evidence_power"]),
-    )
     place = folder / "evidence" / site.name
     if not (place / "site.json").exists():
         header = EvidenceHeader(
@@ -66,7 +65,7 @@ def add_judgement(site: Site, round_index: int, experiment: Experiment, folder: 
             config=experiment.config.to_tree(),
         )
         write_header(place, header)
-    write_judgement(Store(place, site.store.files), round_index, judgement)
+    Store(place, site.store.files).write(round_index, arrays)
 
 
 def write_header(place: Path, header: EvidenceHeader) -> None:
@@ -81,14 +80,9 @@ def encode_header(header: EvidenceHeader) -> bytes:
     return json.dumps(tree, indent=1).encode()
 
 
-def write_judgement(store: Store, round_index: int, judgement: Judgement) -> None:
-    """Store a judgement of the evidence heads; `store` is that of a site's evidence."""
-    arrays = {
-        "probs": judgement.probs.astype(np.float32),
-        "references": judgement.references,
-        "power": np.array(judgement.power),
-    }
-    store.write(round_index, arrays)
+def write_evidence(store: Store, round_index: int, evidence: SiteEvidence) -> None:
+    """Store evidence about labels; `store` is that of a site's evidence."""
+    store.write(round_index, evidence_arrays(evidence))
 
 
 # ---- for the audit ----
@@ -123,7 +117,7 @@ def _raise_without_evidence(run: Path) -> None:
     raise RunFolderError(
         "audit.no-evidence",
         f"{run} has no evidence about labels yet: the first judgement is that of round"
-        f" {rounds[0] + 3}",
+        f" {rounds[0] + 1}",
         fix=f"continue the run with `fedgsca resume {run}`, then audit again",
     )
 
@@ -148,8 +142,8 @@ def _tree_digest(tree: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def read_evidence(run: Path, site: str, *, before_round: int = ALL_ROUNDS) -> Judgement:
-    """The newest judgement of a site's labels, or that of rounds earlier than `before_round`."""
+def read_evidence(run: Path, site: str, *, before_round: int = ALL_ROUNDS) -> SiteEvidence:
+    """The newest evidence about a site's labels, or that of rounds earlier than `before_round`."""
     arrays = Store(run / "evidence" / site).read_before(before_round)
     if not arrays:
         raise RunFolderError(
@@ -158,8 +152,7 @@ def read_evidence(run: Path, site: str, *, before_round: int = ALL_ROUNDS) -> Ju
             fix=f"continue the run with `fedgsca resume {run}`, then audit again",
         )
     try:
-        probs = arrays["probs"].astype(np.float64)
-        return Judgement(probs, arrays["references"], float(arrays["power"]))
+        return read_arrays(arrays)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             "audit.damaged-evidence",

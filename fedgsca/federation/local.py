@@ -154,7 +154,7 @@ class SiteRunner:
         seconds = time.perf_counter() - start
         truth = self.experiment.truth.get(name)
         self._store_selection(site, payload.round, truth)
-        label_evidence.add_judgement(site, payload.round, self.experiment, self.folder)
+        label_evidence.add_evidence(site, payload.round, self.experiment, self.folder)
         metrics = measure_decisions(site.notes, truth, site.labels)
         return Reply(name, update, None, metrics, seconds)
 

@@ -1,7 +1,7 @@
 """The two ways to an audit: of the sites of a run (or a hospital's state), and of one folder.
 
-A folder needs no run and no other hospitals: features of a frozen backbone and evidence heads that
-never judge what they were trained on (local_evidence.py) stand in for them.
+A folder needs no run and no other hospitals: every label is judged by the site's other images, on
+features of a frozen backbone (evidence.py).
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
 from fedgsca.data.readers.features_npz import FILE_NAME, has_features
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
+from fedgsca.evidence import (
+    SiteEvidence,
+    judge_alone,
+    layer_normalise,
+    number_contents,
+)
 from fedgsca.federation.deployment import prepare_site
 from fedgsca.federation.label_evidence import (
     EvidenceHeader,
     read_header,
     sites_with_evidence,
+    write_evidence,
     write_header,
-    write_judgement,
 )
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import Division, divide
@@ -34,7 +40,6 @@ from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.build_audit import audit_site
 from fedgsca.labels.find_issues import check_quota
 from fedgsca.labels.gallery import write_gallery
-from fedgsca.labels.local_evidence import REFRESHES, LocalLabels, collect_local_evidence
 from fedgsca.labels.site_data import (
     SETTINGS,
     EvidenceLocation,
@@ -247,7 +252,6 @@ def _make_config(
         data__test_share=0.0,
         data__skip_unreadable=skip_unreadable,
         model__frozen=True,
-        train__rounds=REFRESHES,
         **model_settings,
     )
 
@@ -306,19 +310,19 @@ def _write_evidence(
     `rows` (n,) are those of the table with the labels to judge, `given` (n,) their class indices.
     """
     features = np.asarray(frozen_features(config, table)[rows])
-    # copies of an image are one group
-    members = features if table.groups is None else table.groups[rows]
-    _, groups = np.unique(members, axis=0, return_inverse=True)
-    local_labels = LocalLabels(
-        features=features,
-        given=given,
-        groups=groups,
-        num_classes=table.num_classes,
-        checked=None if table.checked is None else table.checked.part(rows),
+    contents = [vector.tobytes() for vector in features]
+    if table.groups is not None:
+        contents = [str(group).encode() for group in table.groups[rows]]
+    checked = None if table.checked is None else table.checked.part(rows)
+    judgement = judge_alone(
+        layer_normalise(features.astype(np.float64)),
+        given,
+        number_contents(contents),
+        table.num_classes,
+        checked=checked,
     )
-    judgement = collect_local_evidence(local_labels)
     place = folder / "evidence" / name
-    write_judgement(Store(place), REFRESHES, judgement)
+    write_evidence(Store(place), 0, SiteEvidence.of(judgement))
     header = EvidenceHeader(
         site=name,
         samples=len(rows),
@@ -327,6 +331,6 @@ def _write_evidence(
         config=config.to_tree(),
         is_alone=True,
     )
-    samples = SiteRows(rows, local_labels.given, local_labels.checked)
+    samples = SiteRows(rows, given, checked)
     write_site_rows(folder, name, samples)
     write_header(place, header)

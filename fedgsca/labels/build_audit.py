@@ -13,6 +13,7 @@ import numpy as np
 
 from fedgsca.data.duplicates import find_contradictions
 from fedgsca.errors import DataError
+from fedgsca.evidence import FEDERATION, SITE, SiteEvidence
 from fedgsca.federation.label_evidence import read_evidence, read_header
 from fedgsca.federation.records import (
     CANNOT_TELL,
@@ -22,6 +23,7 @@ from fedgsca.federation.records import (
     AuditSummary,
     ClassAudit,
     CopySummary,
+    EvidenceSource,
     LabelSummary,
     RankingTruth,
     SuspectPair,
@@ -35,6 +37,7 @@ from fedgsca.labels.site_data import SiteData
 from fedgsca.labels.wrong_count import CountModels, fit_models
 from fedgsca.metrics import auroc
 from fedgsca.support.files import remove_quietly, write_atomic
+from fedgsca.support.text import percent
 
 # a class of which so large a share looks wrong is no count of wrong labels, if it has so many
 DIFFERING_SHARE = 0.75
@@ -78,27 +81,27 @@ def audit_site(
     `quota` is the share of labels to review, `review` their number in place of a share, `opinions`
     are names of second opinions.
     """
-    judgement = read_evidence(run, site_data.site)
-    if len(judgement.probs) != len(site_data):
+    evidence = read_evidence(run, site_data.site)
+    if evidence.num_labels != len(site_data):
         raise DataError(
             "audit.evidence-mismatch",
-            f"the run has evidence about {len(judgement.probs)} labels of {site_data.site}, but the"
+            f"the run has evidence about {evidence.num_labels} labels of {site_data.site}, but the"
             f" data has {len(site_data)}",
             fix="restore the data and the configuration of the run",
         )
-    ranking = score.rank_labels(judgement, site_data.given, quota, site_data.checked)
+    ranking = score.rank_labels(evidence, site_data.given, quota, site_data.checked)
     pairs = find_contradictions(site_data.table, site_data.rows, site_data.given)
     ranking = score.list_copies_first(ranking, site_data.given, pairs)
     if review is not None:
         first_rows = np.isin(np.arange(len(site_data)), ranking.order[:review])
         ranking = replace(ranking, priority=first_rows)
-    models = fit_models(judgement, site_data.given, site_data.checked)
+    models = fit_models(evidence, site_data.given, site_data.checked)
     second_opinions = _ask_second_opinions(opinions, site_data, run)
     assessment = LabelAssessment(site_data, ranking, models, second_opinions, pairs)
     clean_rows = score.select_clean_examples(site_data.given, ranking)
     _write_features(assessment, clean_rows, run, out)
     clean = {assessment.classes[label]: rows.tolist() for label, rows in clean_rows.items()}
-    header = _build_header(assessment, run, out)
+    header = _build_header(assessment, run, out, describe_source(evidence))
     return write_audit(out, header, _list_suspects(assessment), clean)
 
 
@@ -158,7 +161,9 @@ def _rounded(value: float, digits: int = 4) -> float:
     return round(float(value), digits)
 
 
-def _build_header(assessment: LabelAssessment, run: Path, out: Path) -> AuditSummary:
+def _build_header(
+    assessment: LabelAssessment, run: Path, out: Path, source: EvidenceSource | None
+) -> AuditSummary:
     site_data = assessment.site_data
     checked = assessment.ranking.checked
     config = site_data.config
@@ -181,6 +186,21 @@ def _build_header(assessment: LabelAssessment, run: Path, out: Path) -> AuditSum
         columns=COLUMNS,
         num_checked=None if checked is None else checked.count,
         order=site_data.table.order,
+        evidence=source,
+    )
+
+
+def describe_source(evidence: SiteEvidence) -> EvidenceSource | None:
+    """What the audit says about who judged the labels; None: nothing unusual."""
+    if not evidence.looks_different:
+        return None
+    own_share = evidence.judgements[SITE].share_explained
+    common_share = max(evidence.judgements[FEDERATION].share_explained, 0.0)
+    return EvidenceSource(
+        SITE,
+        "Your images look different from those of the others: by themselves they explain"
+        f" {percent(own_share, 0)} of your labels, those of all sites {percent(common_share, 0)}."
+        " Doubts may be a difference between sites",
     )
 
 

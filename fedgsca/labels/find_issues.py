@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.evidence import judge_alone
+from fedgsca.evidence import SiteEvidence, judge_labels
 from fedgsca.labels.score import rank_labels
 
 MIN_SUSPICION = 0.5  # more likely wrong than correct
@@ -84,8 +84,8 @@ def find_label_issues(
     label_array, prob_array = _check_inputs(labels, probs)
     if quota is not None:
         check_quota(quota)
-    judgement = judge_alone(prob_array, label_array, np.arange(len(label_array)) % 2)
-    ranking = rank_labels(judgement, label_array, 0.1 if quota is None else quota)
+    judgement = judge_labels(prob_array, label_array, np.arange(len(label_array)) % 2)
+    ranking = rank_labels(SiteEvidence.of(judgement), label_array, 0.1 if quota is None else quota)
     if quota is None:
         doubtful = prob_array.argmax(axis=1) != label_array
         mask = doubtful & (ranking.suspicion >= MIN_SUSPICION)

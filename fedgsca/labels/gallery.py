@@ -77,11 +77,10 @@ def build_gallery(images: AuditImages, banner: str = "") -> Page:
 
 def _describe_origin(header: AuditSummary) -> str:
     """Who judged the labels."""
-    if header.evidence is not None:
-        return f"by the {header.evidence.source}'s evidence: {header.evidence.reason}"
     if header.method == FOLDER_AUDIT:
         return "by a regression on the other images of this folder"
-    return f"by evidence heads beside {method_title(header.method)}"
+    origin = f"by the images of all sites and of this site, beside {method_title(header.method)}"
+    return origin if header.evidence is None else f"{origin}. {header.evidence.reason}"
 
 
 def _lead_sentences(summary: LabelSummary) -> list[str]:

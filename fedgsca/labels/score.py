@@ -57,7 +57,7 @@ class ErrorEstimate:
 
 
 def rank_labels(
-    judgement: heads.Judgement,
+    evidence: heads.SiteEvidence,
     given: np.ndarray,
     quota: float = 0.1,
     checked: CheckedLabels | None = None,
@@ -67,7 +67,7 @@ def rank_labels(
     `quota` is the share of the labels on the priority list, see `review_mask`. Labels that a person
     has `checked` are right and not listed.
     """
-    probs = judgement.transition(given, checked).posterior
+    probs = evidence.posterior(given, checked)
     suspicion = heads.suspicion(probs, given)
     # near 1 the suspicion has too few digits for an order
     scores = heads.label_losses(probs, given)

@@ -1,16 +1,18 @@
 """How many labels of a site are wrong: a share with an interval, or "cannot tell".
 
-One model of the labels would answer with one number, and the number depends on two choices: how
-far the opinions are sharpened (kappa), and how strongly the transition matrix T is held to
-"symmetric". So a grid of models answers. Each is weighed by how well it explains labels that it has
-not seen: T is fitted to four fifths of the labels and explains the last fifth. A model that fits T
-to chance explains its own labels well and those of others badly.
+One model of the labels would answer with one number, and the number depends on three choices: who
+judges (evidence.py: the federation, or the site alone), how far the opinion is sharpened (kappa),
+and how strongly the transition matrix T is held to "symmetric". So a grid of models answers. Each
+is weighed by how well it explains labels that it has not seen: T is fitted to four fifths of the
+labels and explains the last fifth. A model that fits T to chance explains its own labels well and
+those of others badly. Where the judges disagree and explain the labels equally well, the interval
+contains both answers.
 
-    for every kappa and every prior of T:
+    for every judge, kappa and prior of T:
         T, pi, s   <- EM on all labels; s_i = 1 - r_i(y_i)               fit_models
         l          <- log-likelihood of each fifth, T from the others
-    share        mean over models of mean_i s_i, weights ~ exp(l)         estimate_wrong
-    interval     quantiles over models, weights ~ exp(l / WIDEN)
+    share        mean over models of mean_i s_i, weights ~ exp(l / WIDEN)  estimate_wrong
+    interval     quantiles over models, by the same weights
 
 Constants were chosen by a study on validation images (docs/evidence.md). Symbols as in evidence.py:
 n samples, C classes, M models; `given` (n,) are the labels y.
@@ -27,22 +29,20 @@ from fedgsca.evidence import (
     MIN_USEFUL,
     POWERS,
     Judgement,
+    SiteEvidence,
     estimate_transition,
-    explain_parts,
-    normalise_mix,
-    sharpen,
+    explain_opinions,
     suspicion,
 )
-from fedgsca.support.checked_labels import CheckedLabels
+from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 
-# the grid: kappa, and pseudo-samples behind each row of T
-COUNT_POWERS = (0.85, 1.0, 1.2, 1.5, 2.0)
-COUNT_PRIORS = (5.0, 20.0, 80.0, 320.0)
+# of the grid: pseudo-samples behind each row of T
+COUNT_PRIORS = (5.0, 40.0, 320.0)
 # log-odds of a prior of T against the next weaker one before any label is seen: simpler ones first
 SIMPLICITY = 1.0
 # parts of the labels that take turns in being explained
 NUM_PARTS = 5
-# likelihoods are raised to 1 / WIDEN for the interval, because no model of the grid is the truth
+# likelihoods are raised to 1 / WIDEN, because no model of the grid is the truth
 WIDEN = 4.0
 # share of the models' weight outside the interval, on each side
 TAIL = 0.05
@@ -54,6 +54,8 @@ SLACK = 0.01
 MAX_WIDTH = 0.25
 # models are weighed by at most so many labels: more cost time and change nothing
 MAX_WEIGHED = 4000
+# a model that is sure of a label is wrong about it at least so often
+MIN_CHANCE = 0.02
 # models with a smaller weight, relative to the best one, do not matter
 MIN_WEIGHT = 1e-3
 
@@ -77,64 +79,84 @@ class CountModels:
     suspicions: np.ndarray
     # (M,): log-likelihood of labels that T has not seen, and the log-odds of the model
     log_weights: np.ndarray
-    # what the best model explains of labels that it has not seen; 0 or less: nothing
+    # what the better judge explains of labels that it has not seen; 0 or less: nothing
     share_explained: float
     # (n,) bool: labels that a person has checked, which are right; None: none of them
     certain: np.ndarray | None = None
 
-    def weights(self, widen: float = 1.0) -> np.ndarray:
+    def weights(self) -> np.ndarray:
         """(M,): sum 1."""
-        exponentials = np.exp((self.log_weights - self.log_weights.max()) / widen)
+        exponentials = np.exp((self.log_weights - self.log_weights.max()) / WIDEN)
         return np.asarray(exponentials / exponentials.sum())
 
 
 def fit_models(
-    judgement: Judgement, given: np.ndarray, checked: CheckedLabels | None = None
+    evidence: SiteEvidence, given: np.ndarray, checked: CheckedLabels | None = None
 ) -> CountModels:
-    """Fit the grid to the labels (n,) of one site, and weigh its models."""
+    """Fit the grid to the labels (n,) of one site, and weigh its models.
+
+    The models are about the labels as they were before anybody `checked` them. What a check has
+    shown is one more observation by which they are weighed, so a review makes the count surer.
+    """
     n = len(given)
     certain = None if checked is None else checked.mask
+    current, review = given, checked
+    if checked is not None:
+        has_original = checked.original != NO_ORIGINAL
+        given = np.where(has_original, checked.original, given)
+        checked = mark_checked(checked.mask & ~has_original)
     if len(np.unique(given)) < 2:
         # nothing to explain
         return CountModels(np.zeros((1, n)), np.zeros(1), 0.0, certain)
     rows = np.arange(0, n, math.ceil(n / MAX_WEIGHED))
     part = None if checked is None else checked.part(rows)
-    likelihoods, baseline = _explain_grid(judgement, given, rows, part)
-    # the strongest prior of T is the simplest model
+    judgements = list(evidence.judgements.values())
+    # (judges, powers, priors); the strongest prior of T is the simplest model
+    likelihoods = np.stack([explain_grid(judgement, given, rows, part) for judgement in judgements])
     simplicity = SIMPLICITY * np.arange(len(COUNT_PRIORS))
-    log_weights = (likelihoods * n / len(rows) + simplicity).ravel()
-    likely = np.flatnonzero(log_weights >= log_weights.max() + WIDEN * math.log(MIN_WEIGHT))
+    log_weights = likelihoods * n / len(rows) + simplicity
+    limit = log_weights.max() + WIDEN * math.log(MIN_WEIGHT)
     suspicions = []
-    for index in likely:
-        power_index, prior_index = divmod(int(index), len(COUNT_PRIORS))
-        opinion, reference = sharpen_to(judgement, COUNT_POWERS[power_index])
-        row_prior = COUNT_PRIORS[prior_index]
-        fit = estimate_transition(opinion, given, reference, checked=checked, row_prior=row_prior)
+    for judge, power, prior in np.argwhere(log_weights >= limit):
+        opinion, reference = judgements[judge].opinion(POWERS[power])
+        fit = estimate_transition(
+            opinion, given, reference, checked=checked, row_prior=COUNT_PRIORS[prior]
+        )
         suspicions.append(suspicion(fit.posterior, given))
-    share_explained = 0.0
-    if baseline < 0.0:
-        share_explained = 1.0 - float(likelihoods.max()) / baseline
-    return CountModels(np.stack(suspicions), log_weights[likely], share_explained, certain)
+    weights = log_weights[log_weights >= limit]
+    doubts = np.stack(suspicions)
+    if review is not None:
+        weights = weights + _explain_review(doubts, current, review)
+    return CountModels(doubts, weights, evidence.share_explained, certain)
 
 
-def _explain_grid(
+def _explain_review(doubts: np.ndarray, given: np.ndarray, review: CheckedLabels) -> np.ndarray:
+    """(M,): log-likelihood of what a review has shown, by the models' doubts (M, n)."""
+    rows = np.flatnonzero(review.original != NO_ORIGINAL)
+    was_wrong = review.original[rows] != given[rows]
+    probability = np.where(was_wrong, doubts[:, rows], 1.0 - doubts[:, rows])
+    return np.asarray(np.log(np.maximum(probability, MIN_CHANCE)).sum(axis=1))
+
+
+def explain_grid(
     judgement: Judgement, given: np.ndarray, rows: np.ndarray, checked: CheckedLabels | None
-) -> tuple[np.ndarray, float]:
-    """Log-likelihoods of the labels in `rows` by power and prior, and by the label shares alone.
+) -> np.ndarray:
+    """(powers, priors): log-likelihoods of the labels in `rows`.
 
     `checked` are those in `rows` that a person has checked.
     """
     labels = given[rows]
     parts = assign_parts(labels)
-    likelihoods = np.empty((len(COUNT_POWERS), len(COUNT_PRIORS)))
-    baseline = 0.0
-    for i, power in enumerate(COUNT_POWERS):
-        opinion, reference = sharpen_to(replace(judgement, probs=judgement.probs[rows]), power)
-        for j, row_prior in enumerate(COUNT_PRIORS):
-            likelihoods[i, j], baseline = explain_parts(
-                opinion, labels, parts, reference, checked=checked, row_prior=row_prior
-            )
-    return likelihoods, baseline
+    pairs = [judgement.opinion(power) for power in POWERS]
+    opinions = np.stack([opinion[rows] for opinion, _ in pairs])
+    references = np.stack([reference for _, reference in pairs])
+    columns = []
+    for row_prior in COUNT_PRIORS:
+        column, _ = explain_opinions(
+            opinions, labels, parts, references, checked=checked, row_prior=row_prior
+        )
+        columns.append(column)
+    return np.array(columns).T
 
 
 def assign_parts(given: np.ndarray) -> np.ndarray:
@@ -145,30 +167,15 @@ def assign_parts(given: np.ndarray) -> np.ndarray:
     return parts
 
 
-def sharpen_to(judgement: Judgement, power: float) -> tuple[np.ndarray, np.ndarray]:
-    """Opinion (n, C) and the site's mean opinion (C,) for a power that need not be of POWERS.
-
-    The mix is interpolated between those of the neighbouring powers, on a log scale.
-    """
-    upper = min(max(int(np.searchsorted(POWERS, power)), 1), len(POWERS) - 1)
-    low, high = POWERS[upper - 1], POWERS[upper]
-    place = min(max((power - low) / (high - low), 0.0), 1.0)
-    logs = np.log(judgement.references[[upper - 1, upper]])
-    reference = normalise_mix(np.exp((1.0 - place) * logs[0] + place * logs[1]))
-    return sharpen(judgement.probs, power), reference
-
-
 def estimate_wrong(models: CountModels, mask: np.ndarray | None = None) -> WrongShare:
-    """The share of wrong labels among those in `mask` (n,) bool; default: all.
+    """The share of wrong labels among those in `mask` (n,) bool, such as a class; default: all.
 
-    Whether one can tell is decided for the site as a whole. Labels that a person has checked count
-    as right.
+    Labels that a person has checked count as right.
     """
-    site = _estimate_part(models, None)
-    can_tell = models.share_explained >= MIN_USEFUL and site.high - site.low <= MAX_WIDTH
+    part = _estimate_part(models, mask)
+    can_tell = models.share_explained >= MIN_USEFUL and part.high - part.low <= MAX_WIDTH
     if models.certain is not None and models.certain.all():
         can_tell = True
-    part = site if mask is None else _estimate_part(models, mask)
     return replace(part, can_tell=can_tell)
 
 
@@ -199,7 +206,7 @@ def _estimate(suspicions: np.ndarray, models: CountModels) -> WrongShare:
     share = float(models.weights() @ shares)
     if models.share_explained < MIN_USEFUL:
         return WrongShare(share, 0.0, 1.0, False)
-    weights = models.weights(WIDEN)
+    weights = models.weights()
     # of the number among these labels, if T is known
     variance = float(weights @ (suspicions * (1.0 - suspicions)).sum(axis=1)) / n**2
     order = np.argsort(shares, kind="stable")

@@ -237,7 +237,7 @@ def head_rounds(config: Config) -> range:
     is_wanted = reads_evidence or config.audit.enabled or config.evidence.holdout > 0
     if config.privacy is not None or not is_wanted:
         return range(0)
-    return config.evidence.collection_rounds(config.train.rounds)
+    return config.evidence.renewal_rounds(config.train.rounds)
 
 
 def compose_method(config: Config) -> Method:
@@ -249,13 +249,11 @@ def compose_method(config: Config) -> Method:
         method = MethodWithServerSteps(
             method, config.aggregation.server, config.aggregation.server_rate
         )
-    collection_rounds = head_rounds(config)
-    if not collection_rounds:
+    renewal_rounds = head_rounds(config)
+    if not renewal_rounds:
         return method
     from fedgsca.methods.parts.evidence_heads import MethodWithHeads
 
     # a site that is asked for the first time after the heads' training still needs them
     keeps_heads = config.federation.is_partial
-    return MethodWithHeads(
-        method, collection_rounds, config.evidence.holdout, keeps_heads=keeps_heads
-    )
+    return MethodWithHeads(method, renewal_rounds, config.evidence.holdout, keeps_heads=keeps_heads)

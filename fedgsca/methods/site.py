@@ -96,17 +96,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class LabelEvidence:
-    """What the evidence heads say about a site's labels in this round (fedgsca/evidence.py).
+    """What is known about a site's labels in this round (fedgsca/evidence.py).
 
     A method may use it. It stays at the site.
     """
 
     # (n, C): P(true class | image, given label); None: too early in the run
     posterior: np.ndarray | None = None
-    # share of the labels' entropy that the heads explain; None: unknown
-    share_explained: float | None = None
-    # the same at the first refresh, when the heads had learnt from given labels only
-    plain_explained: float | None = None
+    # share of the information in unseen labels that the better judge explains
+    share_explained: float = 0.0
 
 
 @dataclass

@@ -92,6 +92,7 @@ def test_no_features_break_the_rules(view: str, tmp_path: Path) -> None:
     own_score = score("fedgsca-e", source, tmp_path)
     assert own_score >= score("fedavg", source, tmp_path) - 0.5
     for site in ("site-1", "site-2", "site-3", "site-4"):
-        judgement = read_evidence(tmp_path / "fedgsca-e", site)
-        assert np.isfinite(judgement.probs).all()
-        assert (judgement.probs > 0).any(axis=1).all()
+        evidence = read_evidence(tmp_path / "fedgsca-e", site)
+        for judgement in evidence.judgements.values():
+            assert np.isfinite(judgement.probs).all()
+            assert (judgement.probs > 0).any(axis=1).all()

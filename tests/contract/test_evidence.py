@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 
 from fedgsca.config import Config
 from fedgsca.errors import RunFolderError
-from fedgsca.evidence import POWERS
 from fedgsca.federation.label_evidence import read_evidence, sites_with_evidence
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
@@ -57,9 +56,11 @@ def test_an_audit_does_not_change_the_training(method: str, tmp_path: Path) -> N
     run(plain, tmp_path / "off")
     assert weight_bytes(folder) == weight_bytes(tmp_path / "off")
     assert sites_with_evidence(folder) == [f"site-{i + 1}" for i in range(SITES)]
-    judgement = read_evidence(folder, "site-2")
-    assert judgement.probs.shape[1] == CLASSES
-    np.testing.assert_allclose(judgement.probs.sum(axis=1), 1, atol=1e-4)
+    evidence = read_evidence(folder, "site-2")
+    assert set(evidence.judgements) == {"site", "federation"}
+    for judgement in evidence.judgements.values():
+        assert judgement.probs.shape[1] == CLASSES
+        np.testing.assert_allclose(judgement.probs.sum(axis=1), 1, atol=1e-4)
     assert (tmp_path / "off" / "evidence").exists() == load_methods()[method].reads_evidence
 
 
@@ -126,15 +127,12 @@ def test_a_run_without_heads_says_how_to_get_an_audit(tmp_path: Path) -> None:
     assert error.value.code == "audit.no-evidence" and "resume" in error.value.fix
 
 
-def test_heads_judge_a_site_that_missed_a_collection(tmp_path: Path) -> None:
-    """Opinions are collected in round 2; site-1 is absent in one of the rounds of the refresh."""
+def test_heads_judge_a_site_that_missed_a_renewal(tmp_path: Path) -> None:
+    """The only renewal is in round 2, where site-1 is absent: it takes place in round 3."""
     config = audited("fedavg", train__rounds=6)
-    assert list(config.evidence.collection_rounds(6)) == [2]
-    for absent_round in (2, 3):
-        folder = tmp_path / str(absent_round)
-        run(config, folder, engine=FaultyEngine(config, folder, absent={absent_round: "site-1"}))
-        judgement = read_evidence(folder, "site-1")
-        assert judgement.references.shape == (len(POWERS), CLASSES)
+    assert list(config.evidence.renewal_rounds(6)) == [2]
+    run(config, tmp_path, engine=FaultyEngine(config, tmp_path, absent={2: "site-1"}))
+    assert read_evidence(tmp_path, "site-1").judgements["federation"].probs.shape[1] == CLASSES
 
 
 def test_under_privacy_no_head_leaves_a_site_and_the_run_says_so(tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ def test_under_privacy_no_head_leaves_a_site_and_the_run_says_so(tmp_path: Path)
 
 
 def test_very_short_runs_have_no_heads() -> None:
-    rounds = toy_config("fedavg").evidence.collection_rounds
+    rounds = toy_config("fedavg").evidence.renewal_rounds
     assert not rounds(5)
     assert list(rounds(40)) == [9, 14, 19, 24]
     assert list(rounds(60)) == [9, 14, 19, 24, 29, 34, 39]
@@ -179,7 +177,7 @@ def test_a_holdout_scores_every_method_and_survives_a_stop(method: str, tmp_path
     rounds = read_rounds(tmp_path / "stopped")
     assert rounds == read_rounds(tmp_path / "uninterrupted")
     scores = [record.expected_f1 for record in rounds]
-    first = config.evidence.collection_rounds(8)[0] + 1
+    first = config.evidence.renewal_rounds(8)[0]
     assert scores[:first] == [None] * first
     assert all(score is not None and 0 <= score <= 100 for score in scores[first:])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedgsca.errors import ConfigError, DataError
-from fedgsca.evidence import judge_alone
+from fedgsca.evidence import SiteEvidence, judge_labels
 from fedgsca.labels.find_issues import find_label_issues
 from fedgsca.labels.score import rank_labels
 from fedgsca.rng import stream
@@ -49,8 +49,8 @@ def test_issues_are_sorted_by_suspicion_and_agree_with_mask_and_scores() -> None
 
 def test_a_quota_gives_the_review_list_of_the_audit() -> None:
     labels, probs, _ = noisy_labels(share=0.4)
-    judgement = judge_alone(probs, labels, np.arange(len(labels)) % 2)
-    ranking = rank_labels(judgement, labels, 0.05)
+    judgement = judge_labels(probs, labels, np.arange(len(labels)) % 2)
+    ranking = rank_labels(SiteEvidence.of(judgement), labels, 0.05)
     issues, scores = find_label_issues(labels, probs, quota=0.05, return_scores=True)
     assert sorted(issues.tolist()) == np.flatnonzero(ranking.priority).tolist()
     np.testing.assert_allclose(scores, ranking.suspicion)

@@ -15,74 +15,11 @@ from fedgsca.config import Config
 from fedgsca.data.load import load
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
-from fedgsca.evidence import label_losses
 from fedgsca.labels import audits as alone
 from fedgsca.labels import site_data
 from fedgsca.labels.audit_table import read_audit
-from fedgsca.labels.build_audit import measure_ranking
-from fedgsca.labels.local_evidence import (
-    RIDGE,
-    LocalLabels,
-    collect_local_evidence,
-    predict_others,
-)
 
 COLOURS = {"benign": (200, 60, 60), "malignant": (60, 60, 200), "normal": (60, 200, 60)}
-
-
-def make_labels(n: int, wrong_share: float, seed: int) -> tuple[LocalLabels, np.ndarray]:
-    """Three clouds in 16 dimensions, and (n,) bool: which labels are wrong."""
-    rng = np.random.default_rng(seed)
-    truth = rng.integers(0, 3, n)
-    features = rng.normal(size=(n, 16)) + 3.0 * np.eye(16)[truth]
-    wrong = rng.random(n) < wrong_share
-    given = np.where(wrong, (truth + 1) % 3, truth)
-    return LocalLabels(features, given, np.arange(n) // 2, 3), wrong
-
-
-def test_wrong_labels_come_first() -> None:
-    labels, wrong = make_labels(400, 0.2, seed=1)
-    judgement = collect_local_evidence(labels)
-    posterior = judgement.transition(labels.given).posterior
-    order = np.argsort(-label_losses(posterior, labels.given), kind="stable")
-    quality = measure_ranking(order, wrong)
-    assert quality.auroc is not None and quality.auroc > 0.95
-    precision = quality.precision_at["10%"]
-    assert precision is not None and precision > 0.9
-
-
-def test_the_order_of_the_images_does_not_matter() -> None:
-    labels, _ = make_labels(60, 0.1, seed=2)
-    order = np.random.default_rng(0).permutation(60)
-    shuffled = LocalLabels(labels.features[order], labels.given[order], labels.groups[order], 3)
-    probs = collect_local_evidence(labels).probs
-    np.testing.assert_allclose(collect_local_evidence(shuffled).probs, probs[order], atol=1e-9)
-
-
-@pytest.mark.parametrize("n", [12, 40], ids=["fewer images than features", "more"])
-def test_the_closed_form_equals_a_regression_on_the_other_groups(n: int) -> None:
-    rng = np.random.default_rng(n)
-    x, targets = rng.normal(size=(n, 16)), rng.dirichlet(np.ones(3), n)
-    weights, groups = rng.uniform(0.5, 2.0, n), rng.permutation(n) // 3
-    predictions = predict_others(x, targets, weights, groups)
-    for group in np.unique(groups):
-        others, own = groups != group, groups == group
-        mean = weights[others] @ targets[others] / weights[others].sum()
-        weighted = x[others] * weights[others, None]
-        system = weighted.T @ x[others] + RIDGE * 16 * np.eye(16)
-        coefficients = np.linalg.solve(system, weighted.T @ (targets[others] - mean))
-        np.testing.assert_allclose(predictions[own], x[own] @ coefficients + mean, atol=1e-10)
-
-
-def test_a_label_does_not_change_the_opinion_about_its_own_patient() -> None:
-    labels, _ = make_labels(80, 0.0, seed=4)
-    targets, weights = np.eye(3)[labels.given], np.linspace(0.5, 2.0, 80)
-    first = predict_others(labels.features, targets, weights, labels.groups)
-    is_own = labels.groups == 7
-    targets[is_own] = np.roll(targets[is_own], 1, axis=1)
-    second = predict_others(labels.features, targets, weights, labels.groups)
-    np.testing.assert_allclose(second[is_own], first[is_own], atol=1e-12)
-    assert np.abs(second - first)[~is_own].max() > 0.01
 
 
 # ---- a folder of images ----
@@ -166,7 +103,7 @@ def test_the_same_call_reads_the_evidence_again(
     def refuse(*arguments: object) -> None:
         raise AssertionError("the evidence is computed again")
 
-    monkeypatch.setattr(alone, "collect_local_evidence", refuse)
+    monkeypatch.setattr(alone, "judge_alone", refuse)
     second = fedgsca.audit_folder(folder, tmp_path / "out")
     assert (second.path / "audit.csv").read_bytes() == content
 

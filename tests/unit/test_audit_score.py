@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedgsca.errors import ConfigError
-from fedgsca.evidence import POWERS, Judgement, own_references
+from fedgsca.evidence import Judgement, SiteEvidence
 from fedgsca.labels import score
 from fedgsca.labels.build_audit import measure_ranking
 from fedgsca.labels.second_opinion import (
@@ -36,14 +36,13 @@ def opinion_of(
     return total / rounds
 
 
-def judge(truth: np.ndarray, **changes: float) -> Judgement:
+def judge(truth: np.ndarray, **changes: float) -> SiteEvidence:
     """The judgement of such heads."""
     return judgement_of(opinion_of(truth, **changes))  # type: ignore[arg-type]
 
 
-def judgement_of(probs: np.ndarray) -> Judgement:
-    references = own_references(probs, np.ones(len(probs)))
-    return Judgement(probs, references, POWERS[0])
+def judgement_of(probs: np.ndarray, share_explained: float = 0.5) -> SiteEvidence:
+    return SiteEvidence.of(Judgement(probs, np.ones(len(probs)), 0.7, share_explained))
 
 
 def flipped(n: int, share: float, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -94,9 +93,9 @@ def test_the_list_counts_and_explains() -> None:
 
 def test_heads_that_know_nothing_cannot_tell() -> None:
     _, given = flipped(300, 0.2)
-    judgement = judgement_of(np.full((300, 3), 1 / 3))
-    assert not score.count_errors(fit_models(judgement, given), 300).can_tell
-    ranking = score.rank_labels(judgement, given)
+    evidence = judgement_of(np.full((300, 3), 1 / 3), 0.0)
+    assert not score.count_errors(fit_models(evidence, given), 300).can_tell
+    ranking = score.rank_labels(evidence, given)
     assert sorted(ranking.order) == list(range(300)), "there is a list all the same"
 
 

@@ -9,24 +9,27 @@ import pytest
 
 from fedgsca import evidence
 from fedgsca.evidence import (
+    RIDGE,
     Heads,
+    Judgement,
+    KernelRegression,
+    SiteEvidence,
     assign_folds,
     balance_classes,
-    best_power,
+    choose_labels,
     draw_holdout,
     estimate_transition,
     expected_counts,
     expected_f1,
-    expected_right,
-    explained_across_folds,
+    gaussian_kernel,
     head_targets,
     judge,
+    judge_alone,
+    judge_labels,
     label_losses,
     layer_normalise,
     normalise_mix,
-    own_references,
     pool_small_classes,
-    select,
     sharpen,
     suspicion,
     symmetric_matrix,
@@ -212,28 +215,6 @@ def test_em_recovers_a_class_mix_unlike_that_of_the_opinion() -> None:
     assert abs(fit.wrong_share - site.wrong.mean()) < 0.03
 
 
-def test_a_rare_class_most_of_whose_labels_are_wrong() -> None:
-    """Class 2 has 2 % of the samples and, under S40, mostly labels of other classes."""
-    site = site_of(symmetric_matrix(0.4, 3), [0.7, 0.28, 0.02])
-    says_rare = site.given == 2
-    assert site.wrong[says_rare].mean() > 0.9
-    fit = estimate_transition(site.opinion, site.given, site.mix)
-    scores = suspicion(fit.posterior, site.given)
-    assert abs(scores[says_rare].mean() - site.wrong[says_rare].mean()) < 0.05
-    keep = expected_right(fit.posterior, site.given)
-    assert keep[says_rare].any(), "the class does not vanish"
-    assert site.wrong[keep & says_rare].mean() < 0.4
-
-
-def test_a_clean_site_is_left_alone() -> None:
-    site = site_of(np.eye(3), MIX, n=500)
-    fit = estimate_transition(site.opinion, site.given, site.mix)
-    assert fit.wrong_share < 0.02
-    training_set = select(fit.posterior, site.given, np.zeros(500, bool))
-    assert training_set.keep.all()
-    np.testing.assert_array_equal(training_set.labels, site.given)
-
-
 def test_the_order_of_samples_and_the_names_of_classes_do_not_matter() -> None:
     site = site_of(PAIR_FLIP, MIX, n=300)
     fit = estimate_transition(site.opinion, site.given, site.mix)
@@ -247,79 +228,153 @@ def test_the_order_of_samples_and_the_names_of_classes_do_not_matter() -> None:
     np.testing.assert_allclose(renamed.matrix, fit.matrix[np.ix_(names, names)], atol=1e-9)
 
 
-@pytest.mark.parametrize("given", [[1, 1, 1, 1, 1, 1], [0], [0, 2]])
-def test_one_class_and_very_small_sites(given: list[int]) -> None:
-    labels = np.array(given)
-    opinion = np.tile([0.2, 0.7, 0.1], (len(labels), 1))
-    fit = estimate_transition(opinion, labels, np.full(3, 1 / 3))
-    assert np.isfinite(fit.posterior).all()
-    assert np.isfinite(fit.log_likelihood)
-    assert select(fit.posterior, labels, np.zeros(len(labels), bool)).keep.any()
-
-
-def test_the_likelihood_finds_the_power_that_makes_opinions_honest() -> None:
-    site = site_of(symmetric_matrix(0.3, 3), MIX)
-    cautious = sharpen(site.opinion, 1 / 3)
-    references = own_references(cautious, np.ones(len(cautious)))
-    log_likelihoods = []
-    for power, mix in zip(evidence.POWERS, references, strict=True):
-        fit = estimate_transition(sharpen(cautious, power), site.given, mix)
-        log_likelihoods.append(fit.log_likelihood)
-    assert best_power(np.array(log_likelihoods)) == pytest.approx(3.0, abs=1.0)
-
-
 def test_a_class_that_nobody_has_gets_a_tiny_share() -> None:
     mix = normalise_mix(np.array([3.0, 1.0, 0.0]))
     np.testing.assert_allclose(mix, [0.75, 0.25, 0], atol=1e-5)
     assert mix[2] > 0
 
 
-# ---- does the evidence say anything? ----
+def test_a_rare_class_most_of_whose_labels_are_wrong() -> None:
+    """Class 2 has 2 % of the samples and, under S40, mostly labels of other classes."""
+    site = site_of(symmetric_matrix(0.4, 3), [0.7, 0.28, 0.02])
+    says_rare = site.given == 2
+    assert site.wrong[says_rare].mean() > 0.9
+    fit = estimate_transition(site.opinion, site.given, site.mix)
+    scores = suspicion(fit.posterior, site.given)
+    assert abs(scores[says_rare].mean() - site.wrong[says_rare].mean()) < 0.05
+    rows, labels = choose_labels(fit.posterior, site.given)
+    rare_rows = rows[labels == 2]
+    assert len(rare_rows), "the class does not vanish"
+    assert np.mean(site.truth[rare_rows] != 2) < 0.1
+
+
+def test_a_clean_site_is_left_alone() -> None:
+    site = site_of(np.eye(3), MIX, n=500)
+    fit = estimate_transition(site.opinion, site.given, site.mix)
+    assert fit.wrong_share < 0.02
+    rows, labels = choose_labels(fit.posterior, site.given)
+    np.testing.assert_array_equal(rows, np.arange(500))
+    np.testing.assert_array_equal(labels, site.given)
+
+
+@pytest.mark.parametrize("given", [[1, 1, 1, 1, 1, 1], [0], [0, 2]])
+def test_one_class_and_very_small_sites(given: list[int]) -> None:
+    labels = np.array(given)
+    opinion = np.tile([0.2, 0.7, 0.1], (len(labels), 1))
+    judgement = judge_labels(opinion, labels, np.arange(len(labels)) % 2)
+    posterior = SiteEvidence.of(judgement).posterior(labels)
+    assert np.isfinite(posterior).all()
+    assert np.isfinite(judgement.transition(labels).log_likelihood)
+
+
+# ---- judges ----
+
+
+def test_the_likelihood_finds_the_power_that_makes_opinions_honest() -> None:
+    site = site_of(symmetric_matrix(0.3, 3), MIX)
+    cautious = sharpen(site.opinion, 1 / 3)
+    assert judge_labels(cautious, site.given, np.arange(4000) % 2).power == 3.0
 
 
 @pytest.mark.parametrize("matrix", [symmetric_matrix(0.4, 3), PAIR_FLIP])
-def test_across_folds_useless_opinions_explain_nothing_and_good_ones_something(
-    matrix: np.ndarray,
-) -> None:
+def test_useless_opinions_explain_nothing_and_good_ones_something(matrix: np.ndarray) -> None:
     site = site_of(matrix, MIX, n=200)
-    folds = np.arange(200) % 2
-    good = explained_across_folds(site.opinion, site.given, folds, site.mix)
-    assert good > 0.05
+    halves = np.arange(200) % 2
+    assert judge_labels(site.opinion, site.given, halves).share_explained > 0.05
     order = stream(0, "order").permutation(200)
-    useless = explained_across_folds(site.opinion[order], site.given, folds, site.mix)
-    assert useless < 0.01
-    # one fold only: nothing can be said
-    assert explained_across_folds(site.opinion, site.given, folds * 0, site.mix) == 0.0
+    assert judge_labels(site.opinion[order], site.given, halves).share_explained < 0.01
+    # one part only: nothing can be said
+    assert judge_labels(site.opinion, site.given, halves * 0).share_explained == 0.0
+
+
+def test_leaving_a_group_out_is_fitting_without_it() -> None:
+    rng = stream(0, "ridge")
+    features, targets = rng.normal(size=(24, 40)), rng.normal(size=(24, 3))
+    weights = rng.uniform(0.2, 3.0, 24)
+    groups = np.arange(24) // 2
+    predictions = KernelRegression(features, groups).leave_one_out(targets, weights)
+    mean = weights @ targets / weights.sum()
+    rest = groups != 5
+    features /= np.sqrt((features**2).sum(axis=1).mean())
+    kernel = gaussian_kernel(features[rest], features[rest])
+    coefficients = np.linalg.solve(kernel + np.diag(RIDGE / weights[rest]), targets[rest] - mean)
+    expected = mean + gaussian_kernel(features[~rest], features[rest]) @ coefficients
+    np.testing.assert_allclose(predictions[~rest], expected)
+
+
+def test_many_samples_are_spanned_by_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.arange(120) % 3
+    features, groups = features_of(labels), np.arange(120) // 2
+    targets, weights = head_targets(np.eye(3)[labels])
+    exact = KernelRegression(features, groups).leave_one_out(targets, weights)
+    monkeypatch.setattr(evidence, "LANDMARKS", 119)
+    close = KernelRegression(features, groups).leave_one_out(targets, weights)
+    np.testing.assert_allclose(close, exact, atol=0.02)
+    monkeypatch.setattr(evidence, "LANDMARKS", 60)
+    rough = KernelRegression(features, groups).leave_one_out(targets, weights)
+    assert np.mean(rough.argmax(axis=1) == exact.argmax(axis=1)) > 0.9
+
+
+def test_alone_a_label_does_not_change_the_opinion_about_its_own_patient() -> None:
+    labels = np.arange(90) % 3
+    features = features_of(labels)
+    groups = np.arange(90) // 2
+    other_labels = labels.copy()
+    other_labels[:2] = labels[[1, 0]]  # of one patient; the class sizes stay
+    targets = [head_targets(np.eye(3)[given]) for given in (labels, other_labels)]
+    kernel = KernelRegression(features, groups)
+    opinions = [kernel.leave_one_out(*pair) for pair in targets]
+    np.testing.assert_allclose(opinions[0][:2], opinions[1][:2], atol=1e-12)
+    assert np.abs(opinions[0][2:] - opinions[1][2:]).max() > 1e-6
+
+
+def test_alone_wrong_labels_are_suspicious() -> None:
+    rng = stream(1, "alone")
+    truth = np.arange(300) % 3
+    given = np.where(rng.random(300) < 0.2, (truth + 1) % 3, truth)
+    judgement = judge_alone(features_of(truth), given, np.arange(300), num_classes=3)
+    doubt = suspicion(SiteEvidence.of(judgement).posterior(given), given)
+    assert (auroc(doubt, given != truth) or 0) > 0.97
+    assert abs(doubt.mean() - np.mean(given != truth)) < 0.05
+
+
+def test_two_judges_are_averaged_and_the_more_sites_the_less_the_own_one_counts() -> None:
+    sure = Judgement(np.array([[0.9, 0.1]] * 8), np.ones(8), 1.0, 0.2)
+    unsure = Judgement(np.array([[0.4, 0.6]] * 8), np.ones(8), 1.0, 0.1)
+    given = np.array([0, 1] * 4)
+    evidence = SiteEvidence.of_federation(sure, unsure, num_sites=4)
+    assert evidence.shares == pytest.approx({"site": 1 / 3, "federation": 2 / 3})
+    assert evidence.share_explained == 0.2
+    one, two = unsure.transition(given).posterior, sure.transition(given).posterior
+    product = one ** (1 / 3) * two ** (2 / 3)
+    np.testing.assert_allclose(
+        evidence.posterior(given), product / product.sum(axis=1, keepdims=True)
+    )
+    assert SiteEvidence.of_federation(sure, unsure, num_sites=100).shares["site"] < 0.1
 
 
 # ---- selection ----
 
 
-def test_losses_and_expected_right_by_hand() -> None:
-    posterior = np.array([[0.9, 0.1], [0.3, 0.7], [0.2, 0.8], [0.0, 1.0], [0.6, 0.4]])
-    given = np.array([0, 0, 0, 1, 1])
+def test_losses_and_suspicion_by_hand() -> None:
+    posterior = np.array([[0.9, 0.1], [0.3, 0.7], [0.0, 1.0]])
+    given = np.array([0, 0, 1])
     np.testing.assert_allclose(
-        label_losses(posterior, given)[[0, 3]], [-np.log(0.9), 0.0], atol=1e-12
+        label_losses(posterior, given)[[0, 2]], [-np.log(0.9), 0.0], atol=1e-12
     )
-    # class 0: 0.9 + 0.3 + 0.2 = 1.4, two labels; class 1: 1.4, two labels
-    np.testing.assert_array_equal(expected_right(posterior, given), [1, 1, 0, 1, 1])
-    np.testing.assert_allclose(suspicion(posterior, given), [0.1, 0.7, 0.8, 0, 0.6])
+    np.testing.assert_allclose(suspicion(posterior, given), [0.1, 0.7, 0])
 
 
 def test_selection_by_hand() -> None:
-    """Three right labels of class 0, one clear pseudo-label, one sample that is not used."""
-    posterior = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.01, 0.99], [0.45, 0.55]])
+    """Two confirmed labels, one pseudo-label, two samples of which the evidence is not sure."""
+    posterior = np.array([[1.0, 0.0], [0.7, 0.3], [0.69, 0.31], [0.01, 0.99], [0.45, 0.55]])
     given = np.zeros(5, np.int64)
-    clean = np.array([True, True, True, False, False])
-    training_set = select(posterior, given, clean, noise_level=0.1, zeta=0.8)
-    # 3.46 labels are right by expectation: the fourth-best stays as well
-    np.testing.assert_array_equal(training_set.keep, [1, 1, 1, 0, 1])
-    np.testing.assert_array_equal(training_set.pseudo, [0, 0, 0, 1, 0])
-    np.testing.assert_array_equal(training_set.labels, [0, 0, 0, 1, 0])
-    np.testing.assert_array_equal(training_set.rows, [0, 1, 2, 3, 4])
-    np.testing.assert_array_equal(training_set.counts(3), [4, 1, 0])
-    without = select(posterior, given, clean, zeta=np.inf)
-    assert not without.pseudo.any()
+    rows, labels = choose_labels(posterior, given, noise_level=0.1, zeta=0.7)
+    np.testing.assert_array_equal(rows, [0, 1, 3])
+    np.testing.assert_array_equal(labels, [0, 0, 1])
+    rows, labels = choose_labels(posterior, given, noise_level=0.9)
+    np.testing.assert_array_equal(rows, np.arange(5))
+    np.testing.assert_array_equal(labels, given)
 
 
 # ---- a score without true labels ----

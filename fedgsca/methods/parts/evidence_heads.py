@@ -1,55 +1,55 @@
-"""Evidence heads beside any method: a slow second opinion about labels (docs/evidence.md).
+"""Evidence heads beside any method: a second opinion about labels (docs/evidence.md).
 
-`MethodWithHeads` holds a method. What travels for the wrapped method is unchanged; what travels for
-the heads has names that begin with "evidence." and is declared beside it. Heads are trained and
-judge in every round until the last collection. A refresh of the posterior takes two rounds,
-because every message rides on a round that takes place anyway:
-
-    round t      up    log_likelihoods      of the given labels, for each power
-    round t + 1  down  power, refresh       the best power; the site computes r and keeps it
-
-A site that misses one of these rounds refreshes its posterior in the next round it takes part in;
-one that was away until a power was chosen judges its labels by the heads that it receives first.
-Its memory is versioned by round, like that of a method, so a repeated round gives the same bytes.
+`MethodWithHeads` holds a method. What travels for the wrapped method is unchanged; the heads travel
+beside it, under names that begin with "evidence.". They are trained and judge until the last of the
+`renewal_rounds`, in each of which every site computes its evidence again, from the opinions since
+the last one and from its own features. A site that misses such a round does so in the next round it
+takes part in. Its memory is versioned by round, like that of a method, so a repeated round gives
+the same bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedgsca.evidence import (
-    MAX_DECLINE,
     MIN_USEFUL,
     NUM_HEADS,
-    POWERS,
+    SITE,
     Heads,
     Judgement,
+    SiteEvidence,
     assign_folds,
-    best_power,
     draw_holdout,
-    explain_opinions,
-    explained_across_folds,
     head_targets,
     judge,
+    judge_alone,
+    judge_labels,
     layer_normalise,
-    own_references,
-    sharpen,
+    number_contents,
     to_halves,
     train_heads,
 )
 from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import Method, SampleMemory, ServerState
 from fedgsca.methods.parts import holdout
+from fedgsca.methods.parts.evidence_store import (
+    NOTE_PREFIX,
+    evidence_arrays,
+    judgement_arrays,
+    read_judgement,
+)
 from fedgsca.methods.site import LabelEvidence, Samples, Site
 from fedgsca.methods.train import evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
 PREFIX = "evidence."
 _MEMORY = "evidence"  # part of a site's store
-# earlier heads know too little; a shorter run judges from its first collection on
+# earlier heads know too little; a shorter run judges from its first renewal on
 FIRST_JUDGED_ROUND = 3
 
 _HEAD_EXTRAS = {
@@ -75,29 +75,8 @@ _HEAD_EXTRAS = {
 UPLOADS: Mapping[str, Extra] = {
     **_HEAD_EXTRAS,
     **holdout.UPLOADS,
-    "evidence.log_likelihoods": Extra(
-        (len(POWERS),),
-        "how well the heads explain the given labels, one sum per power; NaN: not computed",
-        optional=True,
-        high=0,
-        nan=True,
-        # no honest mean over images is lower for all powers
-        per_image=(-30.0 * holdout.MAX_HOLDOUT_FACTOR * len(POWERS), 0.0),
-        vote="mean",
-        off_under_privacy=True,
-    ),
 }
-DOWNLOADS: Mapping[str, Extra] = {
-    **_HEAD_EXTRAS,
-    "evidence.power": Extra(
-        (),
-        "the power that makes the heads' probabilities explain the labels best",
-        optional=True,
-        low=POWERS[0],
-        high=POWERS[-1],
-    ),
-    "evidence.refresh": Extra((), "how often the power was chosen", optional=True, low=0),
-}
+DOWNLOADS: Mapping[str, Extra] = _HEAD_EXTRAS
 
 
 class MethodWithHeads(Method):
@@ -108,19 +87,19 @@ class MethodWithHeads(Method):
     def __init__(
         self,
         method: Method,
-        collection_rounds: range,
+        renewal_rounds: range,
         holdout_share: float = 0.0,
         *,
         keeps_heads: bool = False,
     ) -> None:
-        """Opinions are collected in `collection_rounds`, of which there is at least one.
+        """Evidence is computed in `renewal_rounds`, of which there is at least one.
 
         The method does not train on `holdout_share` of each site's samples. `keeps_heads`: the
         heads are sent to the end of the run, for sites that have never seen them.
         """
         super().__init__(method.options, method.rounds)
         self.method = method
-        self.collection_rounds = collection_rounds
+        self.renewal_rounds = renewal_rounds
         self.holdout_share = holdout_share
         self.keeps_heads = keeps_heads
         # the declarations of a method are attributes of its class; here they are the method's own
@@ -141,14 +120,14 @@ class MethodWithHeads(Method):
         return self.method.start(weights, seed)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The method's message, and what the server knows about the evidence."""
+        """The method's message, and the heads."""
         method_state, evidence = _split_state(state)
         payload = self.method.broadcast(method_state, round)
-        evidence = {name: a for name, a in evidence.items() if name in DOWNLOADS}
-        # a site that missed the last collection judges its labels in the round after it
+        # a site that missed the last renewal judges its labels in the round after it
         if not (self._is_training(round - 1) or self.keeps_heads):
-            evidence = {name: a for name, a in evidence.items() if name not in _HEAD_EXTRAS}
-        return replace(payload, extras={**payload.extras, **evidence})
+            return payload
+        heads = {name: array for name, array in evidence.items() if name in DOWNLOADS}
+        return replace(payload, extras={**payload.extras, **heads})
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The method's next state, and the evidence of all sites."""
@@ -163,7 +142,7 @@ class MethodWithHeads(Method):
         return self.method.asks_all_sites(_split_state(state)[0])
 
     def trim_late(self, update: Update) -> Update:
-        """Without the evidence: a message of the refresh belongs to its own round."""
+        """Without the heads: they belong to their own round."""
         update = self.method.trim_late(update)
         return replace(update, extras=_split_extras(update.extras)[1])
 
@@ -178,31 +157,36 @@ class MethodWithHeads(Method):
         return {**self.method.new_memory(samples, site, seed), _MEMORY: arrays}
 
     def _is_training(self, round: int) -> bool:
-        """Heads are trained until the last collection."""
-        return round <= self.collection_rounds[-1]
+        """Heads are trained until the last renewal."""
+        return round <= self.renewal_rounds[-1]
 
     # ---- site ----
 
     def local_update(self, payload: Payload, site: Site) -> Update:
-        """Judge the labels, train the heads, then the method's own round."""
-        evidence, own_extras = _split_extras(payload.extras)
+        """Judge the labels, then the method's own round, then train the heads."""
+        head_arrays, own_extras = _split_extras(payload.extras)
         payload = replace(payload, extras=own_extras)
         if site.num_samples == 0:
             return self.method.local_update(payload, site)
+        round = payload.round
         store = site.store.part(_MEMORY)
-        memory = HeadMemory.from_arrays(store.read_before(payload.round), site)
-        memory = _catch_up(memory, evidence, payload, site)
-        memory = _refresh_posterior(memory, evidence, site)
-        site.evidence = LabelEvidence(
-            memory.posterior, memory.share_explained, memory.plain_explained
-        )
-        extras: dict[str, np.ndarray] = {}
-        features = _read_features(payload, site) if self._is_training(payload.round) else None
-        update = self._train_method(memory, payload, site, extras)
+        memory = HeadMemory.from_arrays(store.read_before(round), site)
+        due = sum(renewal <= round for renewal in self.renewal_rounds)
+        features = None
+        if self._is_training(round) or (memory.renewals < due and head_arrays):
+            features = _read_features(payload, site)
         if features is not None:
-            memory, head_extras = self._train_heads(memory, evidence, payload, site, features)
-            extras |= head_extras
-        store.write(payload.round, memory.to_arrays())
+            heads = _received_heads(head_arrays, features.shape[1], site.num_classes)
+            if round >= min(FIRST_JUDGED_ROUND, self.renewal_rounds[0]):
+                memory = memory.add(judge(heads, features, memory.folds))
+            if memory.renewals < due:
+                memory = _renew_evidence(memory, due, features, site)
+        site.evidence = LabelEvidence(memory.posterior, memory.share_explained)
+        extras: dict[str, np.ndarray] = {}
+        update = self._train_method(memory, payload, site, extras)
+        if features is not None and self._is_training(round):
+            extras |= _train_heads(heads, memory, round, site, features)
+        store.write(round, memory.to_arrays())
         return replace(update, extras={**update.extras, **extras})
 
     def _train_method(
@@ -227,38 +211,6 @@ class MethodWithHeads(Method):
         """(n,) bool: the samples that no model trains on."""
         return find_holdout(site.seed, site.name, site.samples, self.holdout_share)
 
-    def _train_heads(
-        self,
-        memory: HeadMemory,
-        evidence: Arrays,
-        payload: Payload,
-        site: Site,
-        features: np.ndarray,
-    ) -> tuple[HeadMemory, dict[str, np.ndarray]]:
-        """One round of the heads at a site: the new memory, and what is sent.
-
-        features (n, D), normalised.
-        """
-        heads = _received_heads(evidence, features.shape[1], site.num_classes)
-        round = payload.round
-        if round >= min(FIRST_JUDGED_ROUND, self.collection_rounds[0]):
-            memory = memory.add(judge(heads, features, memory.folds))
-        targets, weights = head_targets(memory.head_labels(site))
-        extras = {}
-        if round in self.collection_rounds:
-            extras["evidence.log_likelihoods"] = _log_likelihoods(memory, site)
-        heads = train_heads(
-            heads,
-            features,
-            targets,
-            weights,
-            memory.folds,
-            site.rng(round, "evidence").permutation(site.num_samples),
-            num_sites=site.num_sites,
-        )
-        extras |= {"evidence.weight": heads.weight, "evidence.bias": heads.bias}
-        return memory, extras
-
 
 # ---- the server's part ----
 
@@ -280,8 +232,6 @@ class EvidenceSums:
 
     def __init__(self) -> None:
         self.heads = WeightedMean()
-        # (P,), of all sites that sent it
-        self.log_likelihoods: np.ndarray | None = None
         self.scores = holdout.ScoreSums()
 
     def take_from(self, updates: Iterable[Update]) -> Iterator[Update]:
@@ -297,18 +247,10 @@ class EvidenceSums:
         if all(name in evidence for name in _HEAD_EXTRAS):
             heads = {name: evidence[name] for name in _HEAD_EXTRAS}
             self.heads.add(heads, float(num_samples))
-        values = evidence.get("evidence.log_likelihoods")
-        if values is not None and np.isfinite(values).all():
-            total = 0.0 if self.log_likelihoods is None else self.log_likelihoods
-            self.log_likelihoods = total + np.asarray(values, dtype=np.float64)
 
     def add_to(self, evidence: Arrays) -> dict[str, np.ndarray]:
-        """The server's evidence after the round; what no site sent stays as it was."""
-        state = {**evidence, **(self.heads.result() or {})}
-        if self.log_likelihoods is not None:
-            state["evidence.power"] = np.array(best_power(self.log_likelihoods))
-            state["evidence.refresh"] = np.array(int(evidence.get("evidence.refresh", 0)) + 1)
-        return state
+        """The server's heads after the round; without any from the sites, they stay."""
+        return {**evidence, **(self.heads.result() or {})}
 
 
 # ---- a site's part ----
@@ -320,17 +262,20 @@ class HeadMemory:
 
     # (n,) the fold of each sample
     folds: np.ndarray
-    # (n, C) float32: sum of the heads' opinions since the last refresh, and their number
+    # (n, C) float32: sum of the heads' opinions since the last renewal, and their number
     opinion_sum: np.ndarray
     count: int = 0
-    # the refresh behind the posterior
-    refresh: int = 0
-    # (n, C) float32: r; None before the first refresh
+    # renewals behind the evidence
+    renewals: int = 0
+    # (n, C) float32: r; None before the first renewal
     posterior: np.ndarray | None = None
-    # share of the labels' entropy that the opinions behind r explain; None: as r
-    share_explained: float | None = None
-    # the same at the first refresh: what plain training on the given labels explained
-    plain_explained: float | None = None
+    # share of the labels' information that the better judge explains, and that the heads explained
+    # at the first renewal, when they had learnt given labels only
+    share_explained: float = 0.0
+    heads_explained: float = 0.0
+    # the site's own judgement, and a digest of the features and labels that it is about
+    site_judgement: Judgement | None = None
+    site_digest: bytes = b""
 
     @staticmethod
     def from_arrays(arrays: Arrays, site: Site) -> HeadMemory:
@@ -343,10 +288,12 @@ class HeadMemory:
             arrays["folds"].astype(np.int64),
             arrays["opinion_sum"],
             int(arrays["count"]),
-            int(arrays["refresh"]),
+            int(arrays["renewals"]),
             arrays.get("posterior"),
-            float(arrays["explained"]) if "explained" in arrays else None,
-            float(arrays["plain_explained"]) if "plain_explained" in arrays else None,
+            float(arrays["explained"]),
+            float(arrays["heads_explained"]),
+            read_judgement(arrays, SITE),
+            arrays["site_digest"].tobytes() if "site_digest" in arrays else b"",
         )
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -355,14 +302,15 @@ class HeadMemory:
             "folds": self.folds.astype(np.uint8),
             "opinion_sum": self.opinion_sum,
             "count": np.array(self.count),
-            "refresh": np.array(self.refresh),
+            "renewals": np.array(self.renewals),
+            "explained": np.array(self.share_explained),
+            "heads_explained": np.array(self.heads_explained),
         }
         if self.posterior is not None:
             arrays["posterior"] = self.posterior
-        if self.share_explained is not None:
-            arrays["explained"] = np.array(self.share_explained)
-        if self.plain_explained is not None:
-            arrays["plain_explained"] = np.array(self.plain_explained)
+        if self.site_judgement is not None:
+            arrays |= judgement_arrays(self.site_judgement, SITE)
+            arrays["site_digest"] = np.frombuffer(self.site_digest, np.uint8)
         return arrays
 
     def add(self, opinion: np.ndarray) -> HeadMemory:
@@ -371,72 +319,77 @@ class HeadMemory:
         return replace(self, opinion_sum=opinion_sum, count=self.count + 1)
 
     def mean_opinion(self) -> np.ndarray:
-        """(n, C) float64, over the rounds since the last refresh; there must be one."""
+        """(n, C) float64, over the rounds since the last renewal; there must be one."""
         total = self.opinion_sum.astype(np.float64)
         return np.asarray(total / total.sum(axis=1, keepdims=True))
-
-    def references(self, site: Site) -> np.ndarray:
-        """(P, C): class mix of the site's own mean opinion, for each power.
-
-        Nothing that it depends on changes between a collection and its refresh.
-        """
-        _, weights = head_targets(self.head_labels(site))
-        return own_references(self.mean_opinion(), weights)
 
     def head_labels(self, site: Site) -> np.ndarray:
         """(n, C): what the heads are trained on; the given labels, later the posterior.
 
-        A posterior that explains nothing would only teach the heads their own opinion. So would one
-        that explains less than plain training did.
+        A posterior that explains nothing would only teach the heads their own opinion.
         """
-        least = max(MIN_USEFUL, (self.plain_explained or 0.0) - MAX_DECLINE)
-        if self.posterior is None or (self.share_explained or 0.0) < least:
+        if self.posterior is None or self.share_explained < MIN_USEFUL:
             return np.asarray(np.eye(site.num_classes)[site.labels])
         return np.asarray(self.posterior, dtype=np.float64)
 
 
-def _catch_up(memory: HeadMemory, evidence: Arrays, payload: Payload, site: Site) -> HeadMemory:
-    """The memory with a first opinion, at a site that was away until a power was chosen.
-
-    No head has been trained on its images, so the received heads judge all of them.
-    """
-    is_late = int(evidence.get("evidence.refresh", 0)) > memory.refresh and not memory.count
-    if not is_late or "evidence.weight" not in evidence:
-        return memory
-    features = _read_features(payload, site)
-    if features is None:
-        return memory
-    heads = _received_heads(evidence, features.shape[1], site.num_classes)
-    return memory.add(judge(heads, features, memory.folds))
-
-
-def _refresh_posterior(memory: HeadMemory, evidence: Arrays, site: Site) -> HeadMemory:
-    """The memory with a new posterior, if the server has chosen a new power."""
-    refresh = int(evidence.get("evidence.refresh", 0))
-    if refresh <= memory.refresh or not memory.count:
-        return memory
-    power = float(evidence["evidence.power"])
-    judgement = Judgement(memory.mean_opinion(), memory.references(site), power)
-    site.note(
-        evidence_probs=judgement.probs,
-        evidence_references=judgement.references,
-        evidence_power=np.array(power),
+def _renew_evidence(
+    memory: HeadMemory, renewals: int, features: np.ndarray, site: Site
+) -> HeadMemory:
+    """The memory with new evidence; features (n, D) normalised."""
+    parts = to_halves(memory.folds)
+    _, weights = head_targets(memory.head_labels(site))
+    federation = judge_labels(
+        memory.mean_opinion(), site.labels, parts, weights=weights, checked=site.checked
     )
-    fit = judgement.transition(site.labels, site.checked)
-    opinion = sharpen(judgement.probs, power)
-    reference = judgement.references[POWERS.index(power)]
-    share_explained = explained_across_folds(
-        opinion, site.labels, memory.folds, reference, site.checked
-    )
-    plain_explained = memory.plain_explained
+    if memory.renewals:
+        federation = replace(federation, share_explained=memory.heads_explained)
+    site_judgement = memory.site_judgement
+    digest = _digest_samples(features, site)
+    if site_judgement is None or digest != memory.site_digest:
+        groups = number_contents(_read_contents(site.samples))
+        site_judgement = judge_alone(
+            features, site.labels, groups, site.num_classes, checked=site.checked
+        )
+    evidence = SiteEvidence.of_federation(federation, site_judgement, site.num_sites)
+    notes = evidence_arrays(evidence)
+    site.note(**{NOTE_PREFIX + name: array for name, array in notes.items()})
     return HeadMemory(
         memory.folds,
         np.zeros_like(memory.opinion_sum),
-        refresh=refresh,
-        posterior=fit.posterior.astype(np.float32),
-        share_explained=share_explained,
-        plain_explained=share_explained if plain_explained is None else plain_explained,
+        renewals=renewals,
+        posterior=evidence.posterior(site.labels, site.checked).astype(np.float32),
+        share_explained=evidence.share_explained,
+        heads_explained=federation.share_explained,
+        site_judgement=site_judgement,
+        site_digest=digest,
     )
+
+
+def _digest_samples(features: np.ndarray, site: Site) -> bytes:
+    """Identifies what a site's own judgement depends on."""
+    digest = hashlib.sha256(np.ascontiguousarray(features).tobytes())
+    digest.update(site.labels.astype("<i8").tobytes())
+    if site.checked is not None:
+        digest.update(site.checked.to_bytes())
+    return digest.digest()
+
+
+def _train_heads(
+    heads: Heads, memory: HeadMemory, round: int, site: Site, features: np.ndarray
+) -> dict[str, np.ndarray]:
+    """One epoch of the received heads at a site, and what is sent; features (n, D) normalised."""
+    targets, weights = head_targets(memory.head_labels(site))
+    heads = train_heads(
+        heads,
+        features,
+        targets,
+        weights,
+        memory.folds,
+        site.rng(round, "evidence").permutation(site.num_samples),
+        num_sites=site.num_sites,
+    )
+    return {"evidence.weight": heads.weight, "evidence.bias": heads.bias}
 
 
 def find_holdout(seed: int, site: str, samples: Samples, share: float) -> np.ndarray:
@@ -483,17 +436,3 @@ def _received_heads(evidence: Arrays, width: int, num_classes: int) -> Heads:
     if "evidence.weight" not in evidence:
         return Heads.zeros(width, num_classes)
     return Heads(evidence["evidence.weight"], evidence["evidence.bias"])
-
-
-def _log_likelihoods(memory: HeadMemory, site: Site) -> np.ndarray:
-    """(P,) for each power, the log-likelihood of given labels that T has not seen.
-
-    NaN for a very small site.
-    """
-    if site.num_samples < SMALLEST_GROUP:
-        return np.full(len(POWERS), np.nan)
-    opinion = memory.mean_opinion()
-    opinions = np.stack([sharpen(opinion, power) for power in POWERS])
-    parts, references = to_halves(memory.folds), memory.references(site)
-    values, _ = explain_opinions(opinions, site.labels, parts, references, checked=site.checked)
-    return np.array(values)
