@@ -24,6 +24,7 @@ from parties import ExampleError, Parties, free_port, is_listening
 
 from fedgsca.cli import execute
 from fedgsca.hospital.consortium import read_consortium
+from fedgsca.hospital.delivery import read_delivered
 from fedgsca.support.console import make_table, print_line, print_note, print_table
 from fedgsca.support.text import duration, number
 
@@ -89,6 +90,7 @@ def run_example(folder: Path, port: int) -> None:
         parties.start("run", coordinator / "run.sh")
         participation = watch_training(parties, run, rounds)
         parties.wait_until("the report", lambda: (run / "report.html").exists())
+        parties.wait_until("the model", lambda: set(read_delivered(run)) == set(NOISE))
         execute(["deploy", "status", str(run)])
     finally:
         parties.close()

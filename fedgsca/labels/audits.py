@@ -52,8 +52,8 @@ from fedgsca.methods.site_store import Store
 from fedgsca.support.text import plural
 
 LATE_WARNING = (
-    "the training left this site no evidence, because it came too late: its labels are judged by"
-    " its own images alone, without those of the other hospitals"
+    "the training left this site no evidence about its labels: it came too late, or the experiment"
+    " collects none (fedgsca-e does). They are judged by its own images alone"
 )
 UNFINISHED_WARNING = "the run is not finished: this audit is based on the rounds so far"
 # fewer labels cannot be judged by a regression on the others

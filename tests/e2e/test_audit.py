@@ -297,7 +297,7 @@ def test_a_site_that_came_too_late_gets_an_audit(
     kit = write_late_kit(tmp_path / "kit", model='name = "features"\nfeature_width = 8')
     for _ in range(2):  # the second time from the stored evidence
         assert execute(["audit", str(kit)]) == 0
-        assert "came too late" in capsys.readouterr().err
+        assert "own images alone" in capsys.readouterr().err
     (path,) = (kit / "state").glob("*/alone/audit/north/audit.csv")
     found = read_audit(path.parent)
     wrong = [suspect for suspect in found.window(0, 6) if suspect.given != suspect.suggestion]
