@@ -189,7 +189,8 @@ def explain_unknown_counts(audits: list[Audit]) -> str:
     return (
         f"cannot tell: {join_words(sites)} gave too little evidence to say how many labels are"
         " wrong, often because a site has few images. The labels to review are a ranking and not a"
-        f" count: of every class, at least {MIN_PER_CLASS} are listed if the evidence doubts so many."
+        f" count: of every class, at least {MIN_PER_CLASS} are listed if the evidence doubts so"
+        " many."
     )
 
 
