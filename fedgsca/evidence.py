@@ -21,7 +21,7 @@ does. Their verdicts are averaged:
     r_i     <- their weighted geometric mean, normalised                     SiteEvidence.posterior
 
 The audit ranks labels by 1 - r_i(y_i) (`suspicion`); wrong_count.py estimates how many are wrong.
-FedGSCA-E trains on what `choose_labels` returns. Nothing of this leaves a site but the heads.
+FedGSCA-E trains on labels and r, half and half. Nothing of this leaves a site but the heads.
 
 Symbols: n samples of one site, C classes, D features, K heads; `given` (n,) are the labels y.
 Constants were chosen by a study on validation images (docs/evidence.md).
@@ -661,33 +661,6 @@ def wrong_share(
 def label_losses(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
     """(n,): -log r_i(y_i), in the order of `suspicion`, with more digits near 1."""
     return np.asarray(-np.log(np.maximum(posterior[np.arange(len(given)), given], TINY)))
-
-
-def choose_labels(
-    posterior: np.ndarray,
-    given: np.ndarray,
-    *,
-    noise_level: float = 0.1,
-    zeta: float = 0.7,
-    checked: CheckedLabels | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """D_hat of one site from r (n, C): rows (m,), ascending, and the labels to train with (m,).
-
-    A site whose estimated share of wrong labels is below `noise_level` keeps all labels (the rule
-    of delta_k, Eq. 8). Otherwise a sample is trained with its most probable class, if that has at
-    least the probability zeta (Eq. 11-12): with its own label if the evidence confirms it, with a
-    pseudo-label if the evidence is sure of another class. The rest is not used in this round.
-    Labels that a person has `checked` always stay.
-    """
-    if wrong_share(posterior, given, checked) < noise_level:
-        return np.arange(len(given)), given.copy()
-    labels = posterior.argmax(axis=1)
-    is_sure = posterior.max(axis=1) >= zeta
-    if checked is not None:
-        labels = np.where(checked.mask, given, labels)
-        is_sure |= checked.mask
-    rows = np.flatnonzero(is_sure)
-    return rows, labels[rows]
 
 
 def site_factor(num_sites: int) -> float:

@@ -1,4 +1,4 @@
-"""FedGSCA-E: FedGSCA's steps on evidence about the labels instead of the model's losses.
+"""FedGSCA-E: training on given labels and on evidence about them, half and half.
 
 A model that trains on a wrong label soon believes it, and then its loss says nothing about the
 label. So the labels are judged by others (fedgsca/evidence.py, docs/evidence.md): by evidence heads
@@ -7,76 +7,72 @@ Together they give r_i(c), the probability that c is the true class of image i, 
 One round at site k, given theta:
 
     A  r, and what its judges explain of labels that they have not seen         site.evidence
-       too little: D_hat = D_k
-    B  delta_k, the expected share of wrong labels, is the mean of 1 - r_i(y_i) choose_labels
-         delta_k <  0.1:  D_hat = D_k (Eq. 8)
-         delta_k >= 0.1:  D_hat = samples whose most probable class has r_i(c) >= zeta, with that
-                                  class: the given label, or a pseudo-label (Eq. 11-12)
-    C  theta_k <- E epochs of SGD on D_hat with RCL at beta_t (Eq. 14-17), where a class c may join
-       the credal set only if r_i(c) >= alpha
+       too little: r_i = onehot(y_i)
+    B  target_i = trust onehot(y_i) + (1 - trust) r_i                           soft_targets
+    C  theta_k <- E epochs of SGD on the cross-entropy with the targets         SoftLabels
 
-    server: theta <- sum_k n_k/N theta_k                                        aggregate
+    server: theta <- sum_k n_k/N theta_k
 
-Before the first r exists, and in runs too short for evidence heads, sites train on all given labels
-with label relaxation. Under `privacy` there are no heads, and the method is refused.
+A label that the evidence confirms stays what it was. A label that it contradicts is shared between
+the two classes instead of being dropped: where images are hard the evidence errs as well, and a
+rule that drops or replaces labels costs rare classes more than the wrong labels do
+(docs/evidence.md). FedGSCA's threshold, pseudo-labels and credal loss answer the same question for
+a model that judges by its own losses; with evidence, one number replaces them.
+
+Before the first r exists, and in runs too short for evidence heads, sites train on all given
+labels. Under `privacy` there are no heads, and the method is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from fedgsca.credal import ONLY_GIVEN_LABEL, CredalObjective, beta_at
-from fedgsca.evidence import MIN_USEFUL, choose_labels, suspicion, wrong_share
-from fedgsca.methods.base import (
-    Card,
-    Lateness,
-    Logged,
-    Method,
-    MethodOptions,
-    register,
-)
+from fedgsca.evidence import MIN_USEFUL, suspicion, wrong_share
+from fedgsca.methods.base import Card, Lateness, Logged, Method, MethodOptions, register
 from fedgsca.methods.parts.selection_log import LOG_UPLOADS, Selection, log_selection
 from fedgsca.methods.site import Site
-from fedgsca.methods.train import train
+from fedgsca.methods.train import Batch, train
+from fedgsca.support.lazy_torch import F, Tensor, nn, torch
 from fedgsca.wire import Extra, Payload, Update
 
 
 class FedGSCAEOptions(MethodOptions):
     """Options of FedGSCA-E."""
 
-    noise_level: float = Field(
-        default=0.1, ge=0, le=1, description="delta below which a site trains on all its labels"
-    )
-    zeta: float = Field(
-        default=0.7,
-        gt=0.5,
+    trust: float = Field(
+        default=0.5,
+        ge=0,
         le=1,
-        description="probability from which a label, given or pseudo, is trained on",
-    )
-    alpha: float = Field(
-        default=0.05,
-        ge=1e-3,
-        lt=1,
-        description="label relaxation: possibility of the classes other than the label, and the "
-        "probability r that a class needs to join the credal set",
-    )
-    beta_start: float = Field(
-        default=0.75,
-        gt=0,
-        le=1,
-        description="confidence from which another class is possible, at first",
-    )
-    beta_end: float = Field(
-        default=0.55, gt=0, le=1, description="the same, approached towards the end"
+        description="weight of the given label in the training target; the rest is the evidence's",
     )
     diagnostics: bool = Field(
-        default=True,
-        description="also send delta, counts, guard and fallback (numbers for the log)",
+        default=True, description="also send delta, counts and fallback (numbers for the log)"
     )
+
+
+@dataclass(frozen=True)
+class SoftLabels:
+    """The mean cross-entropy of a batch with targets (n, C) float32, by row of the site."""
+
+    targets: np.ndarray
+    has_gradient: ClassVar[bool] = True
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss of a batch."""
+        logits = model(batch.x)
+        return F.cross_entropy(logits, self._rows(batch, logits))
+
+    def logit_gradient(self, logits: Tensor, batch: Batch) -> Tensor:
+        """(b, C): the derivative of the mean loss."""
+        return (torch.softmax(logits, dim=1) - self._rows(batch, logits)) / len(logits)
+
+    def _rows(self, batch: Batch, logits: Tensor) -> Tensor:
+        return torch.from_numpy(self.targets.take(batch.rows, axis=0)).to(logits)
 
 
 @register
@@ -86,9 +82,9 @@ class FedGSCAE(Method):
     name = "fedgsca-e"
     card = Card(
         title="FedGSCA-E",
-        paper="FedGSCA (Ye et al., 2025) with selection by evidence; this package",
+        paper="after FedGSCA (Ye et al., 2025), with evidence about labels; this package",
         order=9,
-        passes=4.2,
+        passes=3.2,
     )
     reads_evidence = True
     uploads: ClassVar[Mapping[str, Extra]] = {
@@ -116,57 +112,43 @@ class FedGSCAE(Method):
         """Steps A to C at one site."""
         site.load(payload.weights)
         evidence = site.evidence
-        if evidence is None or evidence.posterior is None:
-            return self._train_on_given(payload, site)
-        if evidence.share_explained < MIN_USEFUL:
-            return self._train_on_given(payload, site, fallback=True)
-        options = self.options
-        posterior = evidence.posterior.astype(np.float64)  # A
-        selection = select_by_evidence(site, posterior, options)  # B
-        if len(selection.rows) >= 2:  # C
-            beta = beta_at(
-                payload.round, self.rounds, start=options.beta_start, end=options.beta_end
-            )
-            objective = CredalObjective(options.alpha, beta, posterior >= options.alpha)
-            train(site, payload.round, objective, selection.rows, selection.labels)
-        extras = selection.numbers() if options.diagnostics else {}
-        return Update(site.name, site.num_samples, site.weights(), extras)
-
-    def _train_on_given(self, payload: Payload, site: Site, *, fallback: bool = False) -> Update:
-        """A round on all given labels: before the first evidence, or if it says nothing."""
-        objective = CredalObjective(self.options.alpha, ONLY_GIVEN_LABEL)
-        train(site, payload.round, objective)
+        selection = Selection.everything(site)
+        targets = np.eye(site.num_classes)[site.labels]
         extras = {}
-        if self.options.diagnostics:
-            extras = Selection.everything(site).numbers()
-            if fallback:
+        if evidence is not None and evidence.posterior is not None:
+            if evidence.share_explained >= MIN_USEFUL:  # A
+                posterior = evidence.posterior.astype(np.float64)
+                targets = soft_targets(posterior, site.labels, self.options.trust)  # B
+                selection = describe_targets(site, posterior)
+            else:
                 extras["fallback"] = np.array(1)
+        train(site, payload.round, SoftLabels(targets.astype(np.float32)))  # C
+        if not self.options.diagnostics:
+            return Update(site.name, site.num_samples, site.weights())
+        extras |= selection.numbers()
         return Update(site.name, site.num_samples, site.weights(), extras)
 
 
-def select_by_evidence(site: Site, posterior: np.ndarray, options: FedGSCAEOptions) -> Selection:
-    """D_hat from the posterior r (n, C), and what the site's own records say about it."""
+def soft_targets(posterior: np.ndarray, given: np.ndarray, trust: float) -> np.ndarray:
+    """(n, C) from r (n, C) and given labels (n,)."""
+    return np.asarray(trust * np.eye(posterior.shape[1])[given] + (1.0 - trust) * posterior)
+
+
+def describe_targets(site: Site, posterior: np.ndarray) -> Selection:
+    """For the site's own records: labels that are flagged, and the classes they are shared with.
+
+    A label is flagged if the evidence finds it more likely wrong than right; its pseudo-label is
+    the most probable class.
+    """
     given = site.labels
-    rows, labels = choose_labels(
-        posterior,
-        given,
-        noise_level=options.noise_level,
-        zeta=options.zeta,
-        checked=site.checked,
-    )
-    is_given = labels == given[rows]
-    clean = np.zeros(len(given), bool)
-    clean[rows[is_given]] = True
-    delta = wrong_share(posterior, given, site.checked)
-    selection = Selection(rows, labels, clean, int((~is_given).sum()), delta)
-    if delta >= options.noise_level:
-        selection = selection.unless_collapsed(site)
-    # none after a collapse
-    pseudo_rows = rows[~is_given][: selection.num_pseudo]
+    doubt = suspicion(posterior, given)
+    clean = doubt <= 0.5
+    pseudo_rows = np.flatnonzero(~clean)
     site.note(
         clean=clean,
-        clean_probability=1.0 - suspicion(posterior, given),
+        clean_probability=1.0 - doubt,
         pseudo_rows=pseudo_rows,
-        pseudo_labels=labels[~is_given][: selection.num_pseudo],
+        pseudo_labels=posterior.argmax(axis=1)[pseudo_rows],
     )
-    return selection
+    delta = wrong_share(posterior, given, site.checked)
+    return Selection(np.arange(len(given)), given, clean, len(pseudo_rows), delta)

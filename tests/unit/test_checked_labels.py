@@ -16,7 +16,6 @@ from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, FedgscaError
 from fedgsca.evidence import (
     START_RATE,
-    choose_labels,
     estimate_transition,
     explain_opinions,
     judge_labels,
@@ -130,15 +129,6 @@ def test_labels_without_an_original_do_not_choose_the_power(noisy_site: Labels) 
             )[1]
         )
     assert values[0] == values[1]
-
-
-def test_a_checked_label_is_kept_and_gets_no_pseudo_label() -> None:
-    posterior = np.array([[0.01, 0.99]] * 6 + [[0.99, 0.01]] * 6)
-    given = np.zeros(12, np.int64)
-    checked = mark_checked(np.arange(12) == 0)
-    rows, labels = choose_labels(posterior, given, checked=checked)
-    np.testing.assert_array_equal(rows, np.arange(12))
-    np.testing.assert_array_equal(labels, [0] + [1] * 5 + [0] * 6)
 
 
 # ---- FedGSCA ----

@@ -16,7 +16,6 @@ from fedgsca.evidence import (
     SiteEvidence,
     assign_folds,
     balance_classes,
-    choose_labels,
     draw_holdout,
     estimate_transition,
     expected_counts,
@@ -234,29 +233,6 @@ def test_a_class_that_nobody_has_gets_a_tiny_share() -> None:
     assert mix[2] > 0
 
 
-def test_a_rare_class_most_of_whose_labels_are_wrong() -> None:
-    """Class 2 has 2 % of the samples and, under S40, mostly labels of other classes."""
-    site = site_of(symmetric_matrix(0.4, 3), [0.7, 0.28, 0.02])
-    says_rare = site.given == 2
-    assert site.wrong[says_rare].mean() > 0.9
-    fit = estimate_transition(site.opinion, site.given, site.mix)
-    scores = suspicion(fit.posterior, site.given)
-    assert abs(scores[says_rare].mean() - site.wrong[says_rare].mean()) < 0.05
-    rows, labels = choose_labels(fit.posterior, site.given)
-    rare_rows = rows[labels == 2]
-    assert len(rare_rows), "the class does not vanish"
-    assert np.mean(site.truth[rare_rows] != 2) < 0.1
-
-
-def test_a_clean_site_is_left_alone() -> None:
-    site = site_of(np.eye(3), MIX, n=500)
-    fit = estimate_transition(site.opinion, site.given, site.mix)
-    assert fit.wrong_share < 0.02
-    rows, labels = choose_labels(fit.posterior, site.given)
-    np.testing.assert_array_equal(rows, np.arange(500))
-    np.testing.assert_array_equal(labels, site.given)
-
-
 @pytest.mark.parametrize("given", [[1, 1, 1, 1, 1, 1], [0], [0, 2]])
 def test_one_class_and_very_small_sites(given: list[int]) -> None:
     labels = np.array(given)
@@ -363,18 +339,6 @@ def test_losses_and_suspicion_by_hand() -> None:
         label_losses(posterior, given)[[0, 2]], [-np.log(0.9), 0.0], atol=1e-12
     )
     np.testing.assert_allclose(suspicion(posterior, given), [0.1, 0.7, 0])
-
-
-def test_selection_by_hand() -> None:
-    """Two confirmed labels, one pseudo-label, two samples of which the evidence is not sure."""
-    posterior = np.array([[1.0, 0.0], [0.7, 0.3], [0.69, 0.31], [0.01, 0.99], [0.45, 0.55]])
-    given = np.zeros(5, np.int64)
-    rows, labels = choose_labels(posterior, given, noise_level=0.1, zeta=0.7)
-    np.testing.assert_array_equal(rows, [0, 1, 3])
-    np.testing.assert_array_equal(labels, [0, 0, 1])
-    rows, labels = choose_labels(posterior, given, noise_level=0.9)
-    np.testing.assert_array_equal(rows, np.arange(5))
-    np.testing.assert_array_equal(labels, given)
 
 
 # ---- a score without true labels ----
