@@ -21,7 +21,7 @@ does. Their verdicts are averaged:
     r_i     <- their weighted geometric mean, normalised                     SiteEvidence.posterior
 
 The audit ranks labels by 1 - r_i(y_i) (`suspicion`); wrong_count.py estimates how many are wrong.
-FedGSCA-E trains on labels and r, half and half. Nothing of this leaves a site but the heads.
+FedGSCA-E adds r to the labels that it trains on. Nothing of this leaves a site but the heads.
 
 Symbols: n samples of one site, C classes, D features, K heads; `given` (n,) are the labels y.
 Constants were chosen by a study on validation images (docs/evidence.md).

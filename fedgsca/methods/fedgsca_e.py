@@ -1,4 +1,4 @@
-"""FedGSCA-E: training on given labels and on evidence about them, half and half.
+"""FedGSCA-E: training on given labels that share a quarter of their weight with the evidence.
 
 A model that trains on a wrong label soon believes it, and then its loss says nothing about the
 label. So the labels are judged by others (fedgsca/evidence.py, docs/evidence.md): by evidence heads
@@ -8,7 +8,8 @@ One round at site k, given theta:
 
     A  r, and what its judges explain of labels that they have not seen         site.evidence
        too little: r_i = onehot(y_i)
-    B  target_i = trust onehot(y_i) + (1 - trust) r_i                           soft_targets
+    B  b_i(c) = r_i(c) / share of c, normalised (Eq. 11: no class is less likely to be learnt
+       because it is rare); target_i = trust onehot(y_i) + (1 - trust) b_i      soft_targets
     C  theta_k <- E epochs of SGD on the cross-entropy with the targets         SoftLabels
 
     server: theta <- sum_k n_k/N theta_k
@@ -45,7 +46,7 @@ class FedGSCAEOptions(MethodOptions):
     """Options of FedGSCA-E."""
 
     trust: float = Field(
-        default=0.5,
+        default=0.75,
         ge=0,
         le=1,
         description="weight of the given label in the training target; the rest is the evidence's",
@@ -131,7 +132,10 @@ class FedGSCAE(Method):
 
 def soft_targets(posterior: np.ndarray, given: np.ndarray, trust: float) -> np.ndarray:
     """(n, C) from r (n, C) and given labels (n,)."""
-    return np.asarray(trust * np.eye(posterior.shape[1])[given] + (1.0 - trust) * posterior)
+    balanced_posterior = posterior / (posterior.mean(axis=0) + 1.0 / len(given))
+    balanced_posterior /= balanced_posterior.sum(axis=1, keepdims=True)
+    labels = np.eye(posterior.shape[1])[given]
+    return np.asarray(trust * labels + (1.0 - trust) * balanced_posterior)
 
 
 def describe_targets(site: Site, posterior: np.ndarray) -> Selection:

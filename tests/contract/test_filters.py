@@ -261,7 +261,7 @@ def test_a_negative_variance_and_a_wild_counter_are_refused(
 
 
 def test_sums_fit_the_number_of_images(codes: list[set[tuple[str, str]]], tmp_path: Path) -> None:
-    config = study_config("fedgsca-e")
+    config = study_config("fedgsca-e", evidence__holdout=0.2)
 
     def exaggerate(round_index: int, reply: Reply) -> Reply:
         if reply.site != LIAR or reply.update is None:

@@ -18,6 +18,7 @@ from fedgsca.federation.base import Reply
 from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
+from fedgsca.federation.simulation import prepare
 from fedgsca.methods.base import compose_method, load_methods, make_method
 from fedgsca.models.build import feature_width
 from fedgsca.wire import (
@@ -104,11 +105,12 @@ def extra_shapes(messages: Sequence[Payload | Update]) -> dict[str, tuple[int, .
 
 def test_every_message_is_declared(reference: FinishedRun) -> None:
     method = compose_method(reference.config)
+    dims = prepare(reference.config).dims
     assert len(reference.updates) == ROUNDS * SITES
     for payload in reference.payloads:
-        check_extras("payload", payload.extras, method.downloads, DIMS)
+        check_extras("payload", payload.extras, method.downloads, dims)
     for update in reference.updates:
-        check_update(update, reference.payloads[0].weights, method.uploads, DIMS)
+        check_update(update, reference.payloads[0].weights, method.uploads, dims)
 
 
 def test_declarations_have_descriptions_and_sizes_that_no_site_chooses(method: str) -> None:

@@ -70,7 +70,7 @@ ESTIMATORS = {
 }
 FORBIDDEN_MODULES = {"random", "secrets"}
 # tokens, keys and privacy noise: nobody may be able to draw them again
-SECRET_PLACES = {"review", "deploy", "privacy", "local_socket"}
+SECRET_PLACES = {"review", "deploy", "privacy", "local_socket", "withdrawn"}
 
 
 @dataclass(frozen=True)

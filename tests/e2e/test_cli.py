@@ -159,7 +159,7 @@ def test_run_names_its_folder_and_shows_what_it_found(shell: Shell, tmp_path: Pa
 
 def test_a_selector_that_never_started_is_reported(shell: Shell) -> None:
     idle = "The selector has not started"
-    assert idle in shell("run", *tiny("--out", "a"))[1]
+    assert idle in shell("run", *tiny("--method", "fedgsca", "--out", "a"))[1]
     assert idle not in shell("run", *tiny("--method", "fedavg", "--out", "b"))[1]
 
 
@@ -566,9 +566,9 @@ def test_methods_and_their_options(shell: Shell) -> None:
 
 
 def test_config_resolves_and_differs(shell: Shell) -> None:
-    code, out, _ = shell("config", "--noise", "S40", "--set", "fedgsca-e.zeta=0.6")
+    code, out, _ = shell("config", "--noise", "S40", "--set", "fedgsca-e.trust=0.6")
     tree = tomllib.loads(out)
-    assert code == 0 and tree["noise"]["spec"] == "S40" and tree["fedgsca-e"]["zeta"] == 0.6
+    assert code == 0 and tree["noise"]["spec"] == "S40" and tree["fedgsca-e"]["trust"] == 0.6
     Path("c.toml").write_text(out)
     assert shell("config", "--config", "c.toml")[1] == out  # what is written reads back as itself
     for section in (Config, TrainConfig, DataConfig, AggregationConfig, PrivacyConfig):

@@ -65,7 +65,7 @@ def test_decisions_of_a_script_are_applied(tmp_path: Path) -> None:
     config = toy_config("fedgsca-e", frozen=True, train__rounds=6, noise__spec="S40")
     run = fedgsca.run(config, out=tmp_path / "run")
     audit = run.audit(["site-1"])[0]
-    suspect = next(audit.suspects())
+    suspect = next(iter(audit.ranked_labels()))
     with pytest.raises(fedgsca.FedgscaError) as caught:
         fedgsca.record_decisions(audit, {"no such image": "x"}, reviewer="A. Script")
     assert caught.value.code == "audit.unknown-image"

@@ -280,7 +280,7 @@ def test_a_run_is_audited_reviewed_and_exported(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "own.npz")
     result = run(feature_config(path, method="fedgsca-e", noise__spec="C40"), tmp_path / "run")
     assert result is not None
-    assert result.f1 > 50
+    assert result.f1 > 25
     audits = audit_run(tmp_path / "run")
     page = (audits[0].path / "gallery.html").read_text()
     assert "features and no images" in page
