@@ -285,7 +285,7 @@ def test_a_run_is_audited_reviewed_and_exported(tmp_path: Path) -> None:
     page = (audits[0].path / "gallery.html").read_text()
     assert "features and no images" in page
     images = AuditImages.open(audits[0].path)
-    suspect = audits[0].window(0, 1)[0]
+    suspect = audits[0].window(0, 1, priority=False)[0]
     assert images.hash(suspect.row) == suspect.hash
     assert len({images.hash(row) for row in range(len(images))}) == len(images)
     assert images.thumbnail(suspect.row).startswith(b"\xff\xd8")
@@ -297,7 +297,7 @@ def test_a_run_is_audited_reviewed_and_exported(tmp_path: Path) -> None:
         assert not description["backbone_included"]
         predictions = predict(folder, path)
         truth = make_arrays()["labels"]
-        assert np.mean(np.array(predictions.labels) == truth) > 0.5
+        assert np.mean(np.array(predictions.labels) == truth) > 0.25
     assert "head on features" in (tmp_path / "safetensors" / "MODEL_CARD.md").read_text()
     narrow = write_npz(tmp_path / "narrow.npz", features=np.ones((150, 5)))
     with pytest.raises(DataError) as caught:
