@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
@@ -32,7 +31,6 @@ from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit, Suspect, write_audit
 from fedgsca.labels.review.serve import bind, build_page_server
 from fedgsca.labels.review.session import Session
-from fedgsca.labels.review.web_app import build_app
 from fedgsca.labels.site_data import SiteData
 from fedgsca.rng import stream
 
@@ -123,7 +121,7 @@ def measure_opening(audit: Audit, site_data: SiteData) -> OpeningTimes:
     start = time.perf_counter()
     session = Session(audit, AuditImages(site_data, audit), "benchmark")
     with bind(None) as listener:
-        server, address = build_page_server(partial(build_app, session), listener)
+        server, address = build_page_server(session, listener)
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -17,12 +17,12 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.support.files import (
@@ -70,10 +70,83 @@ class Decision:
     adjudication: bool = False
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
+    @staticmethod
+    def about(suspect: Suspect, label: str | None, *, reviewer: str, **facts: Any) -> Decision:
+        """What a reviewer says the label of `suspect` is; None: cannot tell.
+
+        `facts` are further fields. The given label is kept and the suggested one accepted; any
+        other one is a change.
+        """
+        actions = {None: "unsure", suspect.given: "keep", suspect.suggestion: "accept"}
+        return Decision(
+            reviewer=reviewer,
+            row=suspect.row,
+            id=suspect.id,
+            hash=suspect.hash,
+            given=suspect.given,
+            action=actions.get(label, "change"),
+            label=None if label == suspect.given else label,
+            **facts,
+        )
+
     @property
     def final(self) -> str | None:
         """The label that this reviewer decided on; None: cannot tell."""
         return self.given if self.action == "keep" else self.label
+
+
+# JSON has one kind of number
+_FIELD_TYPES = {**get_type_hints(Decision), "seconds": int | float | None}
+
+
+class GrowingFile:
+    """Lines of JSON that are only added. A lock makes several processes take turns."""
+
+    def __init__(self, path: Path, error_code: str) -> None:
+        """The error with this code says that a line could not be saved."""
+        self.path = path
+        self._error_code = error_code
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[int]:
+        """Open the file for one writer at a time."""
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = wait_for_lock(self.path.with_name(f"{self.path.name}.lock"))
+                stack.callback(lock.release)
+                handle = os.open(self.path, GROWING_FILE, PRIVATE)
+                stack.callback(os.close, handle)
+            except OSError as error:
+                raise self._not_saved(error) from error
+            yield handle
+
+    def append(self, handle: int, entry: Mapping[str, object], *, is_flushed: bool = True) -> None:
+        """Add a line, whole or not at all; raises RunFolderError if it is not on the disk.
+
+        `is_flushed` waits for the disk; without it a power cut may lose the last lines.
+        """
+        size = os.fstat(handle).st_size
+        data = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+        if size and read_bytes_from(handle, size - 1, size) != b"\n":
+            data = b"\n" + data  # a crash left a line without an end: seal it off
+        try:
+            if os.write(handle, data) != len(data):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if is_flushed:
+                os.fsync(handle)
+        except OSError as error:
+            # half a line would be sealed off later, but it is better to have none
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, size)
+            raise self._not_saved(error) from error
+
+    def _not_saved(self, error: OSError) -> RunFolderError:
+        problem = "no space left" if is_disk_full(error) else error.strerror or str(error)
+        return RunFolderError(
+            self._error_code,
+            f"NOT saved: cannot write to {self.path}: {problem}",
+            fix=f"free some space under {self.path.parent} or make it writable, then decide again",
+        )
 
 
 class Decisions:
@@ -88,6 +161,7 @@ class Decisions:
         highest, where classes are grades.
         """
         self.path = folder / FILE
+        self._file = GrowingFile(self.path, "review.not-saved")
         self.classes = tuple(classes)
         self.order = tuple(order)
         # lines that cannot be read as decisions
@@ -143,18 +217,7 @@ class Decisions:
                 f"there is no class named {label!r}",
                 fix=f"{did_you_mean(label, self.classes)}use one of: {', '.join(self.classes)}",
             )
-        action, new_label = resolve_action(suspect, label)
-        decision = Decision(
-            reviewer=reviewer,
-            row=suspect.row,
-            id=suspect.id,
-            hash=suspect.hash,
-            given=suspect.given,
-            action=action,
-            label=new_label,
-            reason=reason,
-        )
-        return self.add(decision)
+        return self.add(Decision.about(suspect, label, reviewer=reviewer, reason=reason))
 
     def add(self, decision: Decision, *, replaces: str | None = None) -> Decision:
         """Write one decision; returns it, or the one that the same request wrote before.
@@ -201,31 +264,12 @@ class Decisions:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """Open the file for one writer at a time, and read everything that others wrote."""
-        with contextlib.ExitStack() as stack:
-            try:
-                lock = wait_for_lock(self.path.with_name(f"{FILE}.lock"))
-                stack.callback(lock.release)
-                handle = os.open(self.path, GROWING_FILE, PRIVATE)
-                stack.callback(os.close, handle)
-            except OSError as error:
-                raise _not_saved(self.path, error) from error
+        with self._file.open() as handle:
             self._read_new_lines(handle)
             yield handle
 
     def _append(self, handle: int, decision: Decision) -> None:
-        size = os.fstat(handle).st_size
-        data = json.dumps(asdict(decision), ensure_ascii=False).encode() + b"\n"
-        if size > self._bytes_read:  # a crash left a line without an end: seal it off
-            data = b"\n" + data
-        try:
-            if os.write(handle, data) != len(data):
-                raise OSError(errno.ENOSPC, "No space left on device")
-            os.fsync(handle)
-        except OSError as error:
-            # half a line would be sealed off later, but it is better to have none
-            with contextlib.suppress(OSError):
-                os.ftruncate(handle, size)
-            raise _not_saved(self.path, error) from error
+        self._file.append(handle, asdict(decision))
         self._read_new_lines(handle)
 
     def _read_new_lines(self, handle: int) -> None:
@@ -260,17 +304,6 @@ class Decisions:
             del order[len(order) - 1 - order[::-1].index(decision.row)]
 
 
-def resolve_action(suspect: Suspect, label: str | None) -> tuple[str, str | None]:
-    """The action, and the new label if there is one, of a reviewer who says what the label is."""
-    if label is None:
-        return "unsure", None
-    if label == suspect.given:
-        return "keep", None
-    if label == suspect.suggestion:
-        return "accept", label
-    return "change", label
-
-
 def check_reviewer_name(name: str) -> None:
     """Refuse a name that does not fit into a line of a table."""
     if not name.strip() or len(name) > MAX_REVIEWER_NAME or not name.isprintable():
@@ -301,37 +334,11 @@ def parse_decision(line: bytes) -> Decision | None:
         decision = Decision(**values)
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    is_valid = "time" in values and _has_valid_types(decision)
-    return decision if is_valid else None
-
-
-def _has_valid_types(decision: Decision) -> bool:
-    """Whether every value has the type of its field: one odd line must not stop the others."""
-    texts = (
-        decision.reviewer,
-        decision.hash,
-        decision.id,
-        decision.given,
-        decision.action,
-        decision.reason,
-        decision.request,
-        decision.time,
-        decision.label or "",
-    )
-    if not all(isinstance(text, str) for text in texts):
-        return False
-    is_row = isinstance(decision.row, int) and not isinstance(decision.row, bool)
-    is_duration = decision.seconds is None or isinstance(decision.seconds, int | float)
-    are_flags = isinstance(decision.blind, bool) and isinstance(decision.adjudication, bool)
-    return is_row and is_duration and are_flags and decision.action in (*ACTIONS, UNDO)
-
-
-def _not_saved(path: Path, error: OSError) -> RunFolderError:
-    problem = error.strerror or str(error)
-    if is_disk_full(error):
-        problem = "no space left"
-    return RunFolderError(
-        "review.not-saved",
-        f"NOT saved: cannot write to {path}: {problem}",
-        fix=f"free some space under {path.parent} or make it writable, then decide again",
-    )
+    if "time" not in values or decision.action not in (*ACTIONS, UNDO):
+        return None
+    for name, kind in _FIELD_TYPES.items():
+        value = getattr(decision, name)
+        # JSON's true is an int, too
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            return None
+    return decision

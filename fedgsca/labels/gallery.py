@@ -216,43 +216,27 @@ def _copy_section(images: AuditImages) -> PageSection | None:
 
 def _suspect_sections(images: AuditImages) -> list[PageSection]:
     """One section per confusion, the most frequent first, until the page is full."""
-    index = images.audit.index
-    priority = index[index["priority"] == 1]
+    audit = images.audit
+    priority = audit.index[audit.index["priority"] == 1]
     pairs = zip(priority["given"].tolist(), priority["suggested"].tolist(), strict=True)
     by_frequency = sorted(Counter(pairs).items(), key=lambda item: (-item[1], item[0]))
     sections: list[PageSection] = []
     free_bytes = MAX_IMAGE_BYTES
     for (given, suggestion), count in by_frequency[:MAX_CONFUSIONS]:
-        cards = _suspect_cards(images, given, suggestion)
+        names = audit.classes[given], audit.classes[suggestion]
+        suspects = audit.window(0, MAX_SUSPECTS, given=names[0], suggestion=names[1])
+        cards = [_suspect_card(images, suspect) for suspect in suspects if not suspect.copies]
         free_bytes -= sum(_count_bytes(card) for card in cards)
         if free_bytes < 0 and sections:
             break
-        sections.append(_suspect_section(images, given, suggestion, count, cards))
+        intro = f"Given {names[0]}, suggested {names[1]}: {plural(count, 'label')} to review"
+        if count > len(cards):
+            intro += f"; the first {len(cards)} are shown"
+        title = f"{names[0]} → {names[1]}"
+        sections.append(
+            PageSection(f"pair-{given}-{suggestion}", title, f"{intro}.", [CardList(cards)])
+        )
     return sections
-
-
-def _suspect_section(
-    images: AuditImages, given: int, suggestion: int, count: int, cards: Sequence[ImageCard]
-) -> PageSection:
-    given_name = images.audit.classes[given]
-    suggestion_name = images.audit.classes[suggestion]
-    intro = f"Given {given_name}, suggested {suggestion_name}: {plural(count, 'label')} to review"
-    if count > len(cards):
-        intro += f"; the first {len(cards)} are shown"
-    return PageSection(
-        f"pair-{given}-{suggestion}",
-        f"{given_name} → {suggestion_name}",
-        f"{intro}.",
-        [CardList(cards)],
-    )
-
-
-def _suspect_cards(images: AuditImages, given: int, suggestion: int) -> list[ImageCard]:
-    audit = images.audit
-    suspects = audit.window(
-        0, MAX_SUSPECTS, given=audit.classes[given], suggestion=audit.classes[suggestion]
-    )
-    return [_suspect_card(images, suspect) for suspect in suspects if not suspect.copies]
 
 
 def _count_bytes(card: ImageCard) -> int:
@@ -264,14 +248,13 @@ def _count_bytes(card: ImageCard) -> int:
 
 
 def _suspect_card(images: AuditImages, suspect: Suspect) -> ImageCard:
-    neighbours = images.neighbours(suspect.row, MAX_EXAMPLES)
     references = []
-    for name, rows in (
-        (suspect.given, neighbours.given),
-        (suspect.suggestion, neighbours.suggestion),
-    ):
+    for name in (suspect.given, suspect.suggestion):
+        rows = images.similar(suspect.row, name, MAX_EXAMPLES)
         if rows:
-            references.append((f"clean {name}", _example_photos(images, rows, name)))
+            alt = f"an example of {name}"
+            photos = [_photo(images, row, alt, EXAMPLE_PIXELS) for row in rows]
+            references.append((f"clean {name}", photos))
     return _make_card(images, suspect, references)
 
 
@@ -287,10 +270,6 @@ def _make_card(
         text,
         references,
     )
-
-
-def _example_photos(images: AuditImages, rows: Sequence[int], name: str) -> list[Photo]:
-    return [_photo(images, row, f"an example of {name}", EXAMPLE_PIXELS) for row in rows]
 
 
 def _photo(images: AuditImages, row: int, alt: str, size: int) -> Photo:

@@ -139,14 +139,30 @@ def open_sites(
     header = read_header(run, names[0])
     config = build(header.config)
     if config.data.source == SITES_SOURCE:
-        table = _own_table(config, names[0], source, labels, class_names or {}, run)
-        place = absolute_source(str(source))
-    else:
+        from fedgsca.federation.deployment import site_table
+
         if source is None:
-            _check_source_exists(config.data.source)
+            raise ConfigError(
+                "audit.data-required",
+                f"the site {names[0]} has its own images, and the run does not say where they are",
+                fix="add --data FOLDER",
+            )
+        own_labels = Path(labels) if labels else None
+        table = site_table(config, source, own_labels, class_names or {}, run)
+        place = absolute_source(source)
+    else:
         changes = {"source": source, "labels": labels}
         changes = {key: value for key, value in changes.items() if value is not None}
-        config = build(merge(config.to_tree(), {"data": changes}))
+        if changes:
+            config = build(merge(config.to_tree(), {"data": changes}))
+        kind, path = split_source(config.data.source)
+        if source is None and config.data.source not in available_readers() and not path.exists():
+            # it may be relative to another folder, or the data may have been moved
+            raise DataError(
+                "audit.data-not-found",
+                f"the run was trained on {config.data.source}, which does not exist here",
+                fix=f"name its present place: --data {kind}PATH",
+            )
         table = _open_table(config, run)
         place, labels = absolute_source(config.data.source), config.data.labels
     _check_data(table, header.fingerprint, place)
@@ -197,37 +213,6 @@ def _open_table(config: Config, run: Path) -> ImageTable:
         sites = {name: read_site_rows(run, name) for name in names}
         table = replace(table, checked=mark_all_checked(sites, len(table)))
     return table
-
-
-def _check_source_exists(source: str) -> None:
-    """The path in the run may be relative to another folder, or the data may have been moved."""
-    kind, path = split_source(source)
-    if source not in available_readers() and not path.exists():
-        raise DataError(
-            "audit.data-not-found",
-            f"the run was trained on {source}, which does not exist here",
-            fix=f"name its present place: --data {kind}PATH",
-        )
-
-
-def _own_table(
-    config: Config,
-    name: str,
-    source: str | None,
-    labels: str | None,
-    class_names: Mapping[str, str],
-    run: Path,
-) -> ImageTable:
-    """The images of a hospital."""
-    from fedgsca.federation.deployment import site_table
-
-    if source is None:
-        raise ConfigError(
-            "audit.data-required",
-            f"the site {name} has its own images, and the run does not say where they are",
-            fix="add --data FOLDER",
-        )
-    return site_table(config, source, Path(labels) if labels else None, class_names, run)
 
 
 def select_site(run: Path, sites: Mapping[str, SiteData], name: str) -> SiteData:
@@ -303,22 +288,15 @@ def locate_evidence(path: Path) -> EvidenceLocation:
         )
     if (path / "evidence").is_dir():
         return EvidenceLocation(path)
-    _refuse_comparison(path)
-    return EvidenceLocation(_only_experiment(path) or path)
-
-
-def _refuse_comparison(path: Path) -> None:
-    """The evidence of a comparison or a table is in its runs, and the user must choose one."""
     runs = sorted(folder.parent for folder in path.glob("cells/*/evidence"))
-    if not runs:
-        return
-    fedgsca_runs = [run for run in runs if run.name.startswith("fedgsca-")]
-    example = (fedgsca_runs or runs)[0]
-    raise RunFolderError(
-        "audit.several-runs",
-        f"{path} is a comparison of {len(runs)} runs, but an audit is about one run",
-        fix=f"give the folder of one run: `fedgsca audit {example}`",
-    )
+    if runs:
+        example = next((run for run in runs if run.name.startswith("fedgsca-")), runs[0])
+        raise RunFolderError(
+            "audit.several-runs",
+            f"{path} is a comparison of {len(runs)} runs, but an audit is about one run",
+            fix=f"give the folder of one run: `fedgsca audit {example}`",
+        )
+    return EvidenceLocation(_only_experiment(path) or path)
 
 
 def _folder_of_site(site: SiteSettings, settings: Path) -> Path:
