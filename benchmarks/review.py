@@ -1,6 +1,7 @@
 """How long the review page takes to open on a list of 100,000 labels.
 
     python -m benchmarks.review [LABELS]
+    python -m benchmarks.review --picture docs/images/review.png     # the page, for the manual
 
 The list is made up and written as an audit. Then the requests of a browser are sent one after the
 other over a real connection: the page, its style and scripts, the header, the first labels, the
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -24,6 +26,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+import fedgsca
 from fedgsca.config import load_config
 from fedgsca.data.table import ImageTable
 from fedgsca.federation.records import AuditSummary
@@ -117,21 +120,47 @@ def request_page(address: str) -> None:
         assert response.read() and response.status == 200, path
 
 
-def measure_opening(audit: Audit, site_data: SiteData) -> OpeningTimes:
-    start = time.perf_counter()
-    session = Session(audit, AuditImages(site_data, audit), "benchmark")
+@contextmanager
+def served(session: Session) -> Iterator[str]:
+    """Serve the page of a session; gives its address."""
     with bind(None) as listener:
         server, address = build_page_server(session, listener)
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            ready = time.perf_counter()
-            request_page(address)
-            end = time.perf_counter()
-            return OpeningTimes(ready - start, end - ready, browser_seconds(address))
+            yield address
         finally:
             server.should_exit = True
             thread.join()
+
+
+def measure_opening(audit: Audit, site_data: SiteData) -> OpeningTimes:
+    start = time.perf_counter()
+    session = Session(audit, AuditImages(site_data, audit), "benchmark")
+    with served(session) as address:
+        ready = time.perf_counter()
+        request_page(address)
+        end = time.perf_counter()
+        return OpeningTimes(ready - start, end - ready, browser_seconds(address))
+
+
+def take_picture(target: Path) -> None:
+    """The page in the middle of a review, with an example beside the image."""
+    from tests.browser import browser
+
+    wrong = ["noise.spec=S20", "data.train=400"]
+    with tempfile.TemporaryDirectory() as folder:
+        audit = fedgsca.audit_folder("synthetic", Path(folder, "alone"), settings=wrong)
+        for suspect in audit.window(0, 6):
+            audit.open_decisions().record(suspect, suspect.suggestion, reviewer="anna")
+        session = Session(audit, AuditImages.open(audit), "anna", language="en")
+        with served(session) as address, browser(Path(folder, "profile")) as window:
+            window.screen(1280, 800)
+            window.open(address)
+            window.wait("document.querySelectorAll('#examples img').length")
+            window.press("v")
+            window.wait("[...document.images].every((image) => image.complete)")
+            window.picture(target)
 
 
 def main() -> None:
@@ -139,7 +168,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("labels", type=int, nargs="?", default=100_000)
-    count = parser.parse_args().labels
+    parser.add_argument("--picture", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    if arguments.picture is not None:
+        take_picture(arguments.picture)
+        return
+    count = arguments.labels
     tree = {"run": "../..", "site": "site-1", "classes": list(CLASSES)}
     with tempfile.TemporaryDirectory() as folder:
         header = AuditSummary.from_json(tree)

@@ -167,10 +167,8 @@ class Decisions:
         # lines that cannot be read as decisions
         self.damaged_lines = 0
         self._bytes_read = 0
-        # reviewer -> row -> decisions that were not undone; the last one counts
-        self._history: dict[str, dict[int, list[Decision]]] = {}
-        # reviewer -> rows in the order of their decisions, for undo
-        self._order: dict[str, list[int]] = {}
+        # reviewer -> decisions that were not undone; the last one about a row counts
+        self._history: dict[str, list[Decision]] = {}
         self._requests: dict[tuple[str, str], Decision] = {}
         self._thread_lock = Lock()
         self.refresh()
@@ -184,13 +182,12 @@ class Decisions:
     def reviewers(self) -> list[str]:
         """Names of the people with decisions that count."""
         with self._thread_lock:
-            return sorted(name for name, rows in self._history.items() if any(rows.values()))
+            return sorted(name for name, history in self._history.items() if history)
 
     def by_reviewer(self, reviewer: str) -> dict[int, Decision]:
         """Row -> the decision that counts, in the order in which the rows were first decided."""
         with self._thread_lock:
-            history = self._history.get(reviewer, {})
-            return {row: decisions[-1] for row, decisions in history.items() if decisions}
+            return {decision.row: decision for decision in self._history.get(reviewer, ())}
 
     def readings(self, reviewer: str) -> dict[int, Decision]:
         """Row -> the decision that counts, without adjudications of other people's readings."""
@@ -199,9 +196,11 @@ class Decisions:
 
     def latest(self, reviewer: str, count: int) -> list[Decision]:
         """The newest decisions that count, the last one last."""
+        newest: dict[int, Decision] = {}
         with self._thread_lock:
-            rows = list(dict.fromkeys(reversed(self._order.get(reviewer, ()))))[:count]
-            return [self._history[reviewer][row][-1] for row in reversed(rows)]
+            for decision in reversed(self._history.get(reviewer, ())):
+                newest.setdefault(decision.row, decision)
+        return list(newest.values())[:count][::-1]
 
     def record(
         self, suspect: Suspect, label: str | None, *, reviewer: str, reason: str = ""
@@ -230,9 +229,10 @@ class Decisions:
             earlier = self._find_request(decision.reviewer, decision.request)
             if earlier is not None:
                 return earlier
-            history = self._history.get(decision.reviewer, {}).get(decision.row)
-            if replaces is not None and replaces != (history[-1].time if history else ""):
-                _refuse_unseen(history[-1] if history else None)
+            history = reversed(self._history.get(decision.reviewer, ()))
+            current = next((old for old in history if old.row == decision.row), None)
+            if replaces is not None and replaces != ("" if current is None else current.time):
+                _refuse_unseen(current)
             self._append(handle, decision)
             return decision
 
@@ -240,9 +240,9 @@ class Decisions:
         """Undo the reviewer's newest decision; returns the new line, None without a decision."""
         with self._thread_lock, self._locked() as handle:
             earlier = self._find_request(reviewer, request)
-            if earlier is not None or not self._order.get(reviewer):
+            if earlier is not None or not self._history.get(reviewer):
                 return earlier
-            last = self._history[reviewer][self._order[reviewer][-1]][-1]
+            last = self._history[reviewer][-1]
             line = Decision(
                 reviewer,
                 last.row,
@@ -292,16 +292,16 @@ class Decisions:
         if decision is None:
             self.damaged_lines += 1
             return
-        rows = self._history.setdefault(decision.reviewer, {})
-        order = self._order.setdefault(decision.reviewer, [])
+        history = self._history.setdefault(decision.reviewer, [])
         if decision.request:
             self._requests[decision.reviewer, decision.request] = decision
         if decision.action != UNDO:
-            rows.setdefault(decision.row, []).append(decision)
-            order.append(decision.row)
-        elif rows.get(decision.row):
-            rows[decision.row].pop()
-            del order[len(order) - 1 - order[::-1].index(decision.row)]
+            history.append(decision)
+            return
+        for i in reversed(range(len(history))):
+            if history[i].row == decision.row:
+                del history[i]
+                return
 
 
 def check_reviewer_name(name: str) -> None:
