@@ -96,14 +96,14 @@ def audit_site(
         first_rows = np.isin(np.arange(len(site_data)), ranking.order[:review])
         ranking = replace(ranking, priority=first_rows)
     models = fit_models(evidence, site_data.given, site_data.checked)
-    features = site_data.features(np.arange(len(site_data)), run) if opinions else None
+    features = site_data.features(np.arange(len(site_data))) if opinions else None
     second_opinions = {
         name: ask_second_opinion(name, features, site_data.given, site_data.table.num_classes)
         for name in opinions
     }
     assessment = LabelAssessment(site_data, ranking, models, second_opinions, pairs)
     clean_rows = score.select_clean_examples(site_data.given, ranking)
-    _write_features(assessment, clean_rows, run, out)
+    _write_features(assessment, clean_rows, out)
     clean = {assessment.classes[label]: rows.tolist() for label, rows in clean_rows.items()}
     header = _build_header(assessment, run, out, describe_source(evidence))
     # one at a time: hashes and texts of 100,000 labels are never in memory together
@@ -271,7 +271,7 @@ def _round_estimate(errors: score.ErrorEstimate, least: int = 0) -> WrongEstimat
 
 
 def _write_features(
-    assessment: LabelAssessment, clean: Mapping[int, np.ndarray], run: Path, out: Path
+    assessment: LabelAssessment, clean: Mapping[int, np.ndarray], out: Path
 ) -> None:
     """Store unit vectors of the priority list and the clean examples: the page needs no network."""
     from safetensors.numpy import save
@@ -279,7 +279,7 @@ def _write_features(
     rows = np.unique(np.concatenate([np.flatnonzero(assessment.ranking.priority), *clean.values()]))
     features = None
     if len(rows):  # none at a site of which all labels were checked
-        features = assessment.site_data.features(rows, run)
+        features = assessment.site_data.features(rows)
     if features is None:
         remove_quietly(out / "features.safetensors")
         return

@@ -69,9 +69,8 @@ def ask_second_opinion(
     if features is None:
         raise ConfigError(
             "audit.no-features",
-            f"a second opinion by {name} needs features, and this folder contains no model to"
-            " compute them with",
-            fix="omit --second-opinion, or give the folder of the finished run",
+            f"a second opinion by {name} needs the features of a frozen network",
+            fix="omit --second-opinion, or pip install 'fedgsca[weights]' and make the run again",
         )
     return OPINIONS[name](features, given, num_classes)
 

@@ -77,33 +77,10 @@ class SiteData:
         vector = np.ascontiguousarray(self.table.features[self.rows[row]])
         return vector.view(np.uint8)
 
-    def features(self, rows: np.ndarray, run: Path) -> np.ndarray | None:
-        """(m, D) float32 of these rows, (m,); None where the folder contains no model.
-
-        Features of the frozen backbone, or of the run's own network.
-        """
+    def features(self, rows: np.ndarray) -> np.ndarray | None:
+        """(m, D) float32 of these rows, (m,), by the frozen backbone; None without one."""
         config = self.config if self.config.model.frozen else evidence_config(self.config)
-        if config is not None:
-            return np.asarray(frozen_features(config, self.table)[self.rows[rows]])
-        return self._network_features(rows, run)
-
-    def _network_features(self, rows: np.ndarray, run: Path) -> np.ndarray | None:
-        """The same of a network that was trained as a whole: of the run's newest model."""
-        import torch
-
-        from fedgsca.lab.export.trained_model import build_network, read_trained
-        from fedgsca.methods.site import RowView, Samples
-        from fedgsca.methods.train import evaluate
-        from fedgsca.models.build import spec_of
-
-        try:
-            model = build_network(read_trained(run, checkpoint=True))
-        except RunFolderError:
-            return None
-        spec = spec_of(self.config.model.name)
-        view: np.ndarray = RowView(self.table.images, self.rows[rows])  # type: ignore[assignment]
-        samples = Samples(view, self.given[rows], self.table.num_classes, spec.mean, spec.std)
-        return evaluate(model, samples, torch.device("cpu"), features=True).features
+        return None if config is None else frozen_features(config, self.table)[self.rows[rows]]
 
     @property
     def checked(self) -> CheckedLabels | None:
