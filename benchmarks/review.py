@@ -1,7 +1,7 @@
 """How long the review page takes to open on a list of 100,000 labels.
 
     python -m benchmarks.review [LABELS]
-    python -m benchmarks.review --picture docs/images/review.png     # the page, for the manual
+    python -m benchmarks.review --pictures docs/images     # of page and gallery, for the manual
 
 The list is made up and written as an audit. Then the requests of a browser are sent one after the
 other over a real connection: the page, its style and scripts, the header, the first labels, the
@@ -144,13 +144,15 @@ def measure_opening(audit: Audit, site_data: SiteData) -> OpeningTimes:
         return OpeningTimes(ready - start, end - ready, browser_seconds(address))
 
 
-def take_picture(target: Path) -> None:
-    """The page in the middle of a review, with an example beside the image."""
+def take_pictures(target: Path) -> None:
+    """The page in the middle of a review, and the gallery, of the hospital's tutorial."""
+    from fedgsca.cli import execute
     from tests.browser import browser
 
-    wrong = ["noise.spec=S20", "data.train=400"]
     with tempfile.TemporaryDirectory() as folder:
-        audit = fedgsca.audit_folder("synthetic", Path(folder, "alone"), settings=wrong)
+        images = Path(folder, "my_images")
+        assert execute(["data", "example", str(images)]) == 0
+        audit = fedgsca.audit_folder(images, Path(folder, "alone"))
         for suspect in audit.window(0, 6):
             audit.open_decisions().record(suspect, suspect.suggestion, reviewer="anna")
         session = Session(audit, AuditImages.open(audit), "anna", language="en")
@@ -160,7 +162,10 @@ def take_picture(target: Path) -> None:
             window.wait("document.querySelectorAll('#examples img').length")
             window.press("v")
             window.wait("[...document.images].every((image) => image.complete)")
-            window.picture(target)
+            window.picture(target / "review.png")
+            window.screen(1000, 1100)
+            window.open((audit.path / "gallery.html").as_uri())
+            window.picture(target / "tutorial-gallery.png")
 
 
 def main() -> None:
@@ -168,10 +173,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("labels", type=int, nargs="?", default=100_000)
-    parser.add_argument("--picture", type=Path, metavar="FILE")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
-    if arguments.picture is not None:
-        take_picture(arguments.picture)
+    if arguments.pictures is not None:
+        take_pictures(arguments.pictures)
         return
     count = arguments.labels
     tree = {"run": "../..", "site": "site-1", "classes": list(CLASSES)}

@@ -121,12 +121,12 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
     suggestion = int(ranking.suggestion[row])
     probs = ranking.probs[row]
     runners_up = [int(c) for c in np.argsort(-probs, kind="stable") if c != suggestion][:2]
-    ids = site_data.table.ids[site_data.rows]
+    ids, rows = site_data.table.ids, site_data.rows
     copies = ranking.copies.get(row, ())
     return Suspect(
         rank=rank,
         row=row,
-        id=str(ids[row]),
+        id=str(ids[rows[row]]),
         hash=content_hash(site_data.content(row)),
         given=classes[given],
         suggestion=classes[suggestion],
@@ -139,7 +139,7 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
             name: (classes[opinion.labels[row]], _rounded(opinion.confidence[row]))
             for name, opinion in assessment.opinions.items()
         },
-        copies=tuple((copy, str(ids[copy]), classes[given_labels[copy]]) for copy in copies),
+        copies=tuple((copy, str(ids[rows[copy]]), classes[given_labels[copy]]) for copy in copies),
     )
 
 
