@@ -27,7 +27,7 @@ from fedgsca.labels.decisions import Decision, Decisions
 from fedgsca.labels.protocol import ReviewResult, load_texts, write_protocol
 from fedgsca.labels.site_data import SiteData, open_audited_sites, split_source
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels
-from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
+from fedgsca.support.csv_table import CsvRow, CsvTable, read_csv_table, rename_columns
 from fedgsca.support.files import remove_abandoned, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 
@@ -352,8 +352,9 @@ def _render_labels(
 def _list_images(table: ImageTable) -> CsvTable:
     """A labels.csv of the training images, for data that has none."""
     header = ("file", "label")
-    rows = [(0, {"file": str(table.ids[row]), "label": ""}) for row in table.rows("train")]
-    return CsvTable(header, header, tuple(rows))
+    names = table.ids[table.rows("train")].tolist()
+    rows = tuple(CsvRow(0, {"file": str(name), "label": ""}) for name in names)
+    return CsvTable(header, header, rows)
 
 
 def _render_marks(table: ImageTable, row: int, checked: CheckedLabels) -> dict[str, str]:

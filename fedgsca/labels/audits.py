@@ -91,7 +91,7 @@ def audit_run(
     review
         In place of a share: exactly so many labels, the first of the ranking.
     second_opinions
-        "neighbours", "cleanlab" (needs the extra) or both.
+        "neighbours", "regression" or both.
     on_site, on_warning
         Called with the name and number of labels of each site before its audit, and with warnings.
     """

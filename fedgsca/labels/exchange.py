@@ -49,7 +49,6 @@ COLUMNS = (
 class ReviewBatch:
     """What goes out: labels in the order of suspicion, one reviewer's decisions, and the images."""
 
-    audit: Audit
     suspects: Iterable[Suspect]
     # row -> decision
     decisions: Mapping[int, Decision]
@@ -144,7 +143,7 @@ def write_label_studio(out: Path, batch: ReviewBatch) -> list[Path]:
             separator = b",\n"
         handle.write(b"\n]\n")
     configuration = out.with_suffix(".config.xml")
-    write_atomic(configuration, _labelling_configuration(batch.audit.classes).encode())
+    write_atomic(configuration, _labelling_configuration(batch.images.audit.classes).encode())
     return [out, configuration]
 
 
@@ -334,7 +333,7 @@ def export_suspects(
     write, _ = _find_format(format_name)
     decisions = _decisions_to_export(audit, reviewer)
     suspects = audit.ranked_labels() if all_labels else audit.suspects()
-    return write(out, ReviewBatch(audit, suspects, decisions, AuditImages.open(audit)))
+    return write(out, ReviewBatch(suspects, decisions, AuditImages.open(audit)))
 
 
 def _decisions_to_export(audit: Audit, reviewer: str | None) -> Mapping[int, Decision]:

@@ -40,7 +40,10 @@ MAX_SUSPECTS = 10  # in each section
 MAX_EXAMPLES = 2  # clean images of each class beside a suspect
 SUSPECT_PIXELS = 104
 EXAMPLE_PIXELS = 64
-OPINION_PHRASES = {"neighbours": "Its nearest neighbours say", "cleanlab": "Cleanlab says"}
+OPINION_PHRASES = {
+    "neighbours": "Its nearest neighbours say",
+    "regression": "A regression says",
+}
 
 
 def write_gallery(images: AuditImages, *, banner: str = "") -> Path:

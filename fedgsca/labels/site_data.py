@@ -140,7 +140,7 @@ def open_sites(
                 f"the run was trained on {config.data.source}, which does not exist here",
                 fix=f"name its present place: --data {kind}PATH",
             )
-        table = _open_table(config, run)
+        table = _open_table(config, run, header.fingerprint)
         place, labels = absolute_source(config.data.source), config.data.labels
     _check_data(table, header.fingerprint, place)
     sites = {}
@@ -180,12 +180,14 @@ def _check_data(table: ImageTable, fingerprint: str, place: str) -> None:
         )
 
 
-def _open_table(config: Config, run: Path) -> ImageTable:
-    """The images of a simulation as its sites show them; images of no class are made again."""
-    names = sites_with_rows(run)
-    if any(noise.replaces_images for noise in parse_noise(config.noise.spec, len(names))):
-        return divide(config).table
+def _open_table(config: Config, run: Path, fingerprint: str) -> ImageTable:
+    """The images of a simulation as its sites show them."""
     table = load_images(config, run)
+    names = sites_with_rows(run)
+    if table.fingerprint != fingerprint:  # images of no class are made again
+        noises = parse_noise(config.noise.spec, len(names))
+        if any(noise.replaces_images for noise in noises):
+            return divide(config).table
     if config.noise.given:  # the marks of the file of given labels count
         sites = {name: read_site_rows(run, name) for name in names}
         table = replace(table, checked=mark_all_checked(sites, len(table)))

@@ -425,19 +425,12 @@ class Session:
             for pair in tree["agreement"]:
                 pair["conflicts"] = len(pair["conflicts"])
         else:
-            tree["agreement"] = []
-            tree["reviewers"] = self._own_summary(tree["reviewers"])
+            own = {name: one for name, one in tree["reviewers"].items() if name == self.reviewer}
+            tree |= {"agreement": [], "reviewers": own}
+            if self.blind and own:
+                own[self.reviewer]["actions"] = {"unsure": own[self.reviewer]["actions"]["unsure"]}
+                own[self.reviewer]["confusions"] = []
         return {**tree, "complete": is_complete, "progress": self.progress().to_json()}
-
-    def _own_summary(self, reviewers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The part of the summary that a reviewer may see before the list is complete."""
-        if self.reviewer not in reviewers:
-            return {}
-        summary = dict(reviewers[self.reviewer])
-        if self.blind:
-            summary["actions"] = {"unsure": summary["actions"]["unsure"]}
-            summary["confusions"] = []
-        return {self.reviewer: summary}
 
 
 def _select_around(row: int, rows: Sequence[int], count: int) -> list[int]:
