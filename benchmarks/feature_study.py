@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -105,7 +106,7 @@ class Vectors:
             arrays = compute_stages(read_images(self.source).images, view)
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp.npz")
-            np.savez(temporary, **arrays)
+            np.savez(temporary, allow_pickle=False, **arrays)
             temporary.replace(path)
         with np.load(path) as archive:
             count = sum(key.startswith(statistic) for key in archive)
@@ -295,23 +296,22 @@ def source_name(source: str) -> str:
     return Path(source).name.partition(".")[0]
 
 
-def study(source: str, folder: Path, choices: Sequence[str], seeds: Sequence[int]) -> None:
-    """Measure what is missing of a source."""
+def study(source: str, folder: Path, choices: Sequence[str], noise: str, seed: int) -> None:
+    """Measure what is missing of a source with one noise."""
     vectors = Vectors(source, folder / "stages")
-    for seed in seeds:
-        for noise in NOISES:
-            for choice in choices:
-                stem = f"{source_name(source)}-{list(CHOICES).index(choice)}-{noise}-{seed}"
-                target = folder / "rows" / f"{stem}.json"
-                if target.exists():
-                    continue
-                file = folder / f"{source_name(source)}.npz"
-                features = CHOICES[choice].make(vectors).astype(np.float32)
-                np.savez(file, features=features, **read_images(source).columns)
-                row = measure(source, choice, file, noise, seed)
-                target.parent.mkdir(exist_ok=True)
-                write_atomic(target, json.dumps(asdict(row), indent=1).encode())
-                print(row, flush=True)
+    for choice in choices:
+        stem = f"{source_name(source)}-{list(CHOICES).index(choice)}-{noise}-{seed}"
+        target = folder / "rows" / f"{stem}.json"
+        if target.exists():
+            continue
+        file = folder / f"{source_name(source)}.npz"
+        features = CHOICES[choice].make(vectors).astype(np.float32)
+        columns = read_images(source).columns
+        np.savez(file, allow_pickle=False, features=features, **columns)
+        row = measure(source, choice, file, noise, seed)
+        target.parent.mkdir(exist_ok=True)
+        write_atomic(target, json.dumps(asdict(row), indent=1).encode())
+        print(row, flush=True)
 
 
 # ---- the page ----
@@ -413,8 +413,8 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="write the page here")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for source in options.data:
-        study(source, options.out, options.choices, options.seeds)
+    for seed, noise, source in product(options.seeds, NOISES, options.data):
+        study(source, options.out, options.choices, noise, seed)
     paths = sorted((options.out / "rows").glob("*.json"))
     page = make_page([Row(**json.loads(path.read_bytes())) for path in paths], options.out)
     print(page)

@@ -189,8 +189,8 @@ def choose_model(image_size: int, device: str, job: int) -> ChosenSettings:
     is_pair = has_packaged_weights(PAIR) and job <= LARGEST_PAIR_JOB
     networks = "EfficientNet-Lite0 and ResNet-50" if is_pair else "EfficientNet-Lite0"
     cause = f", because {cause}" if cause.startswith("there") else f", for {cause}"
-    others = f"four times faster: --model {LITE} --frozen; " if is_pair else ""
-    reason = f"model: frozen features of {networks}{cause} ({others}train a network: --model cnn)"
+    advice = f"four times faster: --model {LITE} --frozen; " if is_pair else ""
+    reason = f"model: frozen features of {networks}{cause} ({advice}train a network: --model cnn)"
     tree: Tree = {"model": {"name": PAIR if is_pair else LITE, "frozen": True}}
     return ChosenSettings(tree, (reason,))
 
