@@ -22,9 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import numpy as np
+from PIL import Image
 
 import fedgsca
 from fedgsca.config import load_config
@@ -36,6 +38,9 @@ from fedgsca.labels.review.serve import bind, build_page_server
 from fedgsca.labels.review.session import Session
 from fedgsca.labels.site_data import SiteData
 from fedgsca.rng import stream
+
+if TYPE_CHECKING:
+    from tests.browser import Browser
 
 CLASSES = tuple(f"class {i}" for i in range(9))
 # the requests of a browser after the page itself
@@ -144,6 +149,12 @@ def measure_opening(audit: Audit, site_data: SiteData) -> OpeningTimes:
         return OpeningTimes(ready - start, end - ready, browser_seconds(address))
 
 
+def save_picture(window: Browser, file: Path) -> None:
+    """The page as it is on the screen, in 256 colours: a fifth of the bytes."""
+    window.picture(file)
+    Image.open(file).quantize(256).save(file, optimize=True)
+
+
 def take_pictures(target: Path) -> None:
     """The page in the middle of a review, and the gallery, of the hospital's tutorial."""
     from fedgsca.cli import execute
@@ -162,10 +173,10 @@ def take_pictures(target: Path) -> None:
             window.wait("document.querySelectorAll('#examples img').length")
             window.press("v")
             window.wait("[...document.images].every((image) => image.complete)")
-            window.picture(target / "review.png")
+            save_picture(window, target / "review.png")
             window.screen(1000, 1100)
             window.open((audit.path / "gallery.html").as_uri())
-            window.picture(target / "tutorial-gallery.png")
+            save_picture(window, target / "tutorial-gallery.png")
 
 
 def main() -> None:

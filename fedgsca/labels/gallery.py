@@ -61,7 +61,7 @@ def write_gallery(images: AuditImages, *, banner: str = "") -> Path:
         subtitle=f"{images.site_data.table.name} · {labels} · judged {_describe_origin(header)}",
         lead=_lead_sentences(summary),
         tiles=_tiles(summary),
-        sections=[_class_section(summary), *_copy_sections(images), *_suspect_sections(images)],
+        sections=[*_copy_sections(images), *_suspect_sections(images), _class_section(summary)],
         banner=header.warning or banner,
         footer=f"fedgsca {__version__} · {header.site}",
     )
