@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 # part of a site's store ("": the method's own) -> name -> (n, ...), an entry for each sample
 SampleMemory = Mapping[str, Mapping[str, np.ndarray]]
 LOSS_MEMORY = "elr"  # the part of label_loss.py
+
+# ranges of options
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
 
 
 class MethodOptions(BaseModel):

@@ -72,9 +72,11 @@ from fedgsca.methods.base import (
     Lateness,
     Logged,
     Method,
+    NonNegative,
     PublishedOptions,
     SampleMemory,
     ServerState,
+    Share,
     register,
 )
 from fedgsca.methods.parts.groups import fit_two_groups, two_groups
@@ -117,47 +119,37 @@ class FedCorrOptions(PublishedOptions):
         description="T1 as a share of the rounds "
         "(official: 5 of the 100 rounds in which a client takes part)",
     )
-    stage2: float = Field(
-        default=0.4,
-        ge=0,
-        le=1,
+    stage2: Share = Field(
+        0.4,
         description="T2 as a share of the rounds "
         "(official: 50 of the 100 rounds in which a client takes part)",
     )
-    beta: float = Field(default=5.0, ge=0, description="strength of the proximal term (official 5)")
+    beta: NonNegative = Field(5.0, description="strength of the proximal term (official 5)")
     prox: Literal["squared", "norm"] = Field(
         default="squared",
         description="||theta_k - theta||^2 (the paper) or the plain norm (the code)",
     )
-    mixup: float = Field(
-        default=1.0,
-        ge=0,
-        description="alpha of mixup's Beta distribution (official 1); 0: no mixup",
+    mixup: NonNegative = Field(
+        1.0, description="alpha of mixup's Beta distribution (official 1); 0: no mixup"
     )
     neighbours: int = Field(default=20, ge=2, description="of a sample for its LID (official 20)")
     loss_kind: Literal["double_softmax", "ce"] = Field(
         default="double_softmax",
         description="losses that reveal wrong labels (the code; the paper: ce)",
     )
-    relabel_ratio: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
+    relabel_ratio: Share = Field(
+        0.5,
         description="rho: share of the estimated wrong labels to review per round "
         "(official 0.5; real noise 0.8)",
     )
-    confidence: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="probability that a new label needs (official 0.5; real noise 0.9)",
+    confidence: Share = Field(
+        0.5, description="probability that a new label needs (official 0.5; real noise 0.9)"
     )
-    clean_level: float = Field(
-        default=0.1, ge=0, le=1, description="largest mu_k of a site that fine-tunes (official 0.1)"
+    clean_level: Share = Field(
+        0.1, description="largest mu_k of a site that fine-tunes (official 0.1)"
     )
-    split_guard: float = Field(
-        default=0.05,
-        ge=0,
+    split_guard: NonNegative = Field(
+        0.05,
         description="smallest range of the LIDs, relative to their mean, that makes two groups "
         "(official 0)",
     )

@@ -49,11 +49,16 @@ from pydantic import Field
 
 from fedgsca.methods.base import (
     Card,
+    Count,
     Lateness,
     Method,
+    NonNegative,
+    Positive,
     PublishedOptions,
     SampleMemory,
     ServerState,
+    Share,
+    ShareBelowOne,
     average_models,
     register,
 )
@@ -91,45 +96,29 @@ class FedDivOptions(PublishedOptions):
         "var_floor": 1e-6,
     }
 
-    warmup: int = Field(
-        default=5, ge=0, description="rounds on all given labels; official 5 passes over all sites"
+    warmup: Count = Field(
+        5, description="rounds on all given labels; official 5 passes over all sites"
     )
-    threshold: float = Field(
-        default=0.5, ge=0, le=1, description="smallest clean probability of a clean sample"
+    threshold: Share = Field(0.5, description="smallest clean probability of a clean sample")
+    clean_level: Share = Field(0.1, description="delta below which a site trains on all its labels")
+    confidence: Share = Field(0.75, description="zeta, for a new label; official 0, the paper 0.75")
+    xi: NonNegative = Field(
+        0.5, description="strength of the de-biasing; official 0.2, the paper 0.5"
     )
-    clean_level: float = Field(
-        default=0.1, ge=0, le=1, description="delta below which a site trains on all its labels"
+    memory: ShareBelowOne = Field(
+        0.2, description="m, weight of the past in phat; official 0.5, the paper 0.2"
     )
-    confidence: float = Field(
-        default=0.75, ge=0, le=1, description="zeta, for a new label; official 0, the paper 0.75"
+    relabel_from: Count = Field(
+        5, description="rounds after the warm-up with clean samples only; official 5, the paper 0"
     )
-    xi: float = Field(
-        default=0.5, ge=0, description="strength of the de-biasing; official 0.2, the paper 0.5"
+    relabel_level: Share = Field(
+        0.2, description="delta above which new labels are used; official 0.2, the paper 0"
     )
-    memory: float = Field(
-        default=0.2,
-        ge=0,
-        lt=1,
-        description="m, weight of the past in phat; official 0.5, the paper 0.2",
+    mixup: NonNegative = Field(
+        1.0, description="alpha of mixup's Beta distribution (official 1); 0: none"
     )
-    relabel_from: int = Field(
-        default=5,
-        ge=0,
-        description="rounds after the warm-up with clean samples only; official 5, the paper 0",
-    )
-    relabel_level: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="delta above which new labels are used; official 0.2, the paper 0",
-    )
-    mixup: float = Field(
-        default=1.0, ge=0, description="alpha of mixup's Beta distribution (official 1); 0: none"
-    )
-    prior_weight: float = Field(
-        default=0.0,
-        ge=0,
-        description="weight of KL(uniform || mean prediction); the paper: 1 for non-IID data",
+    prior_weight: NonNegative = Field(
+        0.0, description="weight of KL(uniform || mean prediction); the paper: 1 for non-IID data"
     )
     loss_kind: Literal["double_softmax", "ce"] = Field(
         default="double_softmax", description="losses of the filter (the code; the paper: ce)"
@@ -141,9 +130,7 @@ class FedDivOptions(PublishedOptions):
         default="linear",
         description="weights of the sites' variances: n_k/N (the paper) or its square (the code)",
     )
-    var_floor: float = Field(
-        default=1e-3, gt=0, description="lower bound of both variances; official 1e-6"
-    )
+    var_floor: Positive = Field(1e-3, description="lower bound of both variances; official 1e-6")
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,11 @@ from pydantic import Field
 
 from fedgsca.methods.base import (
     Card,
+    Count,
     Lateness,
     Logged,
     Method,
+    NonNegative,
     PublishedOptions,
     ServerState,
     average_models,
@@ -72,25 +74,20 @@ class FedFixerOptions(PublishedOptions):
 
     OFFICIAL: ClassVar[Mapping[str, object]] = {"personal_steps": 5, "limit_pull": False}
 
-    warmup: int = Field(
-        default=10,
-        ge=0,
-        description="t_sel, the last round in which every sample is kept; official 10",
+    warmup: Count = Field(
+        10, description="t_sel, the last round in which every sample is kept; official 10"
     )
-    confidence: float = Field(
-        default=2.0,
-        ge=0,
+    confidence: NonNegative = Field(
+        2.0,
         description="b_max; official 2 (ten classes), 1 (Clothing1M); "
         "try 1 to 1.5 for four classes",
     )
-    distance: float = Field(
-        default=15.0, ge=0, description="lambda, between the two models; official 15"
-    )
+    distance: NonNegative = Field(15.0, description="lambda, between the two models; official 15")
     personal_steps: int = Field(
         default=1, ge=1, description="J, steps of the personal model per batch; official 5, here 1"
     )
-    personal_decay: float = Field(
-        default=1e-3, ge=0, description="weight decay of the personal model; official 1e-3"
+    personal_decay: NonNegative = Field(
+        1e-3, description="weight decay of the personal model; official 1e-3"
     )
     personal: Literal["restart", "keep"] = Field(
         default="restart",

@@ -79,9 +79,12 @@ from fedgsca.methods.base import (
     Lateness,
     Logged,
     Method,
+    NonNegative,
     PublishedOptions,
     SampleMemory,
     ServerState,
+    Share,
+    ShareBelowOne,
     register,
 )
 from fedgsca.methods.parts import graph
@@ -122,26 +125,16 @@ class FedGPOptions(PublishedOptions):
         "weighting": "uniform",
     }
 
-    warmup: float = Field(
-        default=0.2, ge=0, le=1, description="T_w as a share of the rounds (official 20 of 100)"
-    )
-    core_ratio: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
+    warmup: Share = Field(0.2, description="T_w as a share of the rounds (official 20 of 100)")
+    core_ratio: Share = Field(
+        0.2,
         description="share of each class with the smallest losses that founds P_k (official 0.2)",
     )
-    confidence: float = Field(
-        default=0.3,
-        ge=0,
-        le=1,
-        description="probability that a joining sample needs (official 0.3)",
+    confidence: Share = Field(
+        0.3, description="probability that a joining sample needs (official 0.3)"
     )
-    propagation: float = Field(
-        default=0.5,
-        ge=0,
-        lt=1,
-        description="a: how far labels travel over the graph (official 0.5)",
+    propagation: ShareBelowOne = Field(
+        0.5, description="a: how far labels travel over the graph (official 0.5)"
     )
     neighbours: int = Field(
         default=20, ge=1, description="that vote on the complementary classes (official 20)"
@@ -152,14 +145,9 @@ class FedGPOptions(PublishedOptions):
         le=1,
         description="share of the centroid graph's links that the GNN keeps (official 0.5)",
     )
-    rho: float = Field(
-        default=0.5, ge=0, le=1, description="weight of the global centroids' loss (official 0.5)"
-    )
-    w_pull: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)",
+    rho: Share = Field(0.5, description="weight of the global centroids' loss (official 0.5)")
+    w_pull: Share = Field(
+        0.5, description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)"
     )
     w_update: Literal["trained", "ema"] = Field(
         default="trained",
@@ -168,9 +156,9 @@ class FedGPOptions(PublishedOptions):
     ema: float = Field(
         default=0.5, gt=0, le=1, description="share of this round in Z_k (official 0.5)"
     )
-    norm: float = Field(default=0.1, ge=0, description="lam_n, on ||W|| + ||S|| (official 0.1)")
-    negative: float = Field(
-        default=0.1, ge=0, description="lam_NL, on the complementary classes (official 0.1)"
+    norm: NonNegative = Field(0.1, description="lam_n, on ||W|| + ||S|| (official 0.1)")
+    negative: NonNegative = Field(
+        0.1, description="lam_NL, on the complementary classes (official 0.1)"
     )
     graph_rate: float | None = Field(
         default=None,

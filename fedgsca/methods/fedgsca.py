@@ -35,12 +35,16 @@ from fedgsca.credal import ONLY_GIVEN_LABEL, CredalObjective, beta_at
 from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import (
     Card,
+    Count,
     Lateness,
     Logged,
     Method,
     MethodOptions,
+    NonNegative,
     SampleMemory,
     ServerState,
+    Share,
+    ShareBelowOne,
     register,
 )
 from fedgsca.methods.parts.selection_log import (
@@ -84,9 +88,7 @@ class FedGSCAOptions(MethodOptions):
     """Options of FedGSCA: the paper's numbers, its ablations, and our resolutions."""
 
     # ---- the paper's numbers ----
-    noise_level: float = Field(
-        default=0.1, ge=0, le=1, description="delta below which a site trains on all its labels"
-    )
+    noise_level: Share = Field(0.1, description="delta below which a site trains on all its labels")
     zeta: float = Field(
         default=0.8,
         gt=0,
@@ -123,9 +125,8 @@ class FedGSCAOptions(MethodOptions):
         default="cosine", description="how beta falls from beta_start to beta_end over the rounds"
     )
     # ---- resolutions: off in preset paper ----
-    warmup: int = Field(
-        default=5,
-        ge=0,
+    warmup: Count = Field(
+        5,
         description="rounds on all given labels before selecting, which then waits until the "
         "merged selector was healthy twice in a row; 0: no warm-up and no waiting (the paper)",
     )
@@ -139,19 +140,15 @@ class FedGSCAOptions(MethodOptions):
         description="whose losses S_k is fitted to: of the model as received, or after training "
         "(the paper)",
     )
-    memory: float = Field(
-        default=0.8,
-        ge=0,
-        lt=1,
+    memory: ShareBelowOne = Field(
+        0.8,
         description="weight of the past in the running mean of losses and predictions; "
         "0: this round only (the paper)",
     )
     class_relative: bool = Field(
         default=True, description="compare a loss with those of the same given class"
     )
-    var_floor: float = Field(
-        default=0.25, ge=0, description="lower bound of both variances, nats^2"
-    )
+    var_floor: NonNegative = Field(0.25, description="lower bound of both variances, nats^2")
     checked_fit: bool = Field(
         default=True,
         description="start EM at the data, too, keep the likelier fit, and discard one without two "

@@ -45,6 +45,8 @@ from fedgsca.methods.base import (
     Method,
     MethodOptions,
     ServerState,
+    Share,
+    ShareBelowOne,
     average_models,
     register,
 )
@@ -70,16 +72,10 @@ _SITE = "site/"
 class FedRNOptions(MethodOptions):
     """Options of FedRN; "official" is the published code."""
 
-    warmup: float = Field(
-        default=0.2, ge=0, le=1, description="share of the rounds with FedAvg; official 100 of 500"
-    )
+    warmup: Share = Field(0.2, description="share of the rounds with FedAvg; official 100 of 500")
     neighbours: int = Field(default=2, ge=0, le=SLOTS, description="per site; official 2")
-    alpha: float = Field(
-        default=0.5, ge=0, le=1, description="weight of a neighbour's expertise; official 0.5"
-    )
-    threshold: float = Field(
-        default=0.5, ge=0, lt=1, description="clean probability that a sample must exceed"
-    )
+    alpha: Share = Field(0.5, description="weight of a neighbour's expertise; official 0.5")
+    threshold: ShareBelowOne = Field(0.5, description="clean probability that a sample must exceed")
 
 
 def loss_probabilities(losses: np.ndarray) -> np.ndarray:

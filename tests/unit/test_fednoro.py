@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedgsca.methods.fednoro import FedNoRo, FedNoRoOptions, distance_weights, grouping, is_noisy
+from fedgsca.methods.fednoro import FedNoRo, FedNoRoOptions
+from fedgsca.methods.parts.two_stages import distance_weights, grouping, is_noisy
 from fedgsca.methods.site import Samples
 from fedgsca.methods.train import Batch
 from tests.helpers import CLASSES, Toy, toy_experiment
