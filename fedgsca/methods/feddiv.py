@@ -121,13 +121,13 @@ class FedDivOptions(PublishedOptions):
         0.0, description="weight of KL(uniform || mean prediction); the paper: 1 for non-IID data"
     )
     loss_kind: Literal["double_softmax", "ce"] = Field(
-        default="double_softmax", description="losses of the filter (the code; the paper: ce)"
+        "double_softmax", description="losses of the filter (the code; the paper: ce)"
     )
     scaling: Literal["none", "site"] = Field(
-        default="none", description="losses of the filter as they are, or 0..1 at each site (code)"
+        "none", description="losses of the filter as they are, or 0..1 at each site (code)"
     )
     variance: Literal["linear", "squared"] = Field(
-        default="linear",
+        "linear",
         description="weights of the sites' variances: n_k/N (the paper) or its square (the code)",
     )
     var_floor: Positive = Field(1e-3, description="lower bound of both variances; official 1e-6")

@@ -108,7 +108,7 @@ class FedELCOptions(TwoStageOptions):
         0.2, description="beta, weight of the predictions' entropy; official 0.2"
     )
     grouping: Grouping = Field(
-        default="two-means",
+        "two-means",
         description="clean and noisy sites: 2-means, or a vote of Gaussian mixtures (official)",
     )
 

@@ -47,6 +47,7 @@ import numpy as np
 from pydantic import Field
 
 from fedgsca.methods.base import (
+    AtLeastOne,
     Card,
     Count,
     Lateness,
@@ -83,28 +84,25 @@ class FedFixerOptions(PublishedOptions):
         "try 1 to 1.5 for four classes",
     )
     distance: NonNegative = Field(15.0, description="lambda, between the two models; official 15")
-    personal_steps: int = Field(
-        default=1, ge=1, description="J, steps of the personal model per batch; official 5, here 1"
+    personal_steps: AtLeastOne = Field(
+        1, description="J, steps of the personal model per batch; official 5, here 1"
     )
     personal_decay: NonNegative = Field(
         1e-3, description="weight decay of the personal model; official 1e-3"
     )
     personal: Literal["restart", "keep"] = Field(
-        default="restart",
-        description="personal model in the next round: from theta (official) or kept",
+        "restart", description="personal model in the next round: from theta (official) or kept"
     )
     prior: Literal["uniform", "labels"] = Field(
-        default="uniform",
-        description="classes in the confidence term: equal (official) or as in CORES^2",
+        "uniform", description="classes in the confidence term: equal (official) or as in CORES^2"
     )
     clamp: Clamp = Field(
-        default="published",
+        "published",
         description="published: l_y as it is, log(p + 1e-8) in the confidence term (official); "
         "floor: p is at least 1e-8 in both",
     )
     limit_pull: bool = Field(
-        default=True,
-        description="lambda eta is at most 1, beyond which the pull overshoots; official off",
+        True, description="lambda eta is at most 1, beyond which the pull overshoots; official off"
     )
 
 

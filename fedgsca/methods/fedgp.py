@@ -75,21 +75,23 @@ from pydantic import Field
 
 from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import (
+    AtLeastOne,
     Card,
     Lateness,
     Logged,
     Method,
     NonNegative,
+    PositiveShare,
     PublishedOptions,
     SampleMemory,
     ServerState,
     Share,
     ShareBelowOne,
     register,
+    rounds_of,
 )
 from fedgsca.methods.parts import graph
 from fedgsca.methods.parts.graph import GNN_NAMES, initial_gnn
-from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import Batch, Evaluation, batches, evaluate, optimiser, precision
 from fedgsca.rng import stream
@@ -136,42 +138,37 @@ class FedGPOptions(PublishedOptions):
     propagation: ShareBelowOne = Field(
         0.5, description="a: how far labels travel over the graph (official 0.5)"
     )
-    neighbours: int = Field(
-        default=20, ge=1, description="that vote on the complementary classes (official 20)"
+    neighbours: AtLeastOne = Field(
+        20, description="that vote on the complementary classes (official 20)"
     )
-    adjacency: float = Field(
-        default=0.5,
-        gt=0,
-        le=1,
-        description="share of the centroid graph's links that the GNN keeps (official 0.5)",
+    adjacency: PositiveShare = Field(
+        0.5, description="share of the centroid graph's links that the GNN keeps (official 0.5)"
     )
     rho: Share = Field(0.5, description="weight of the global centroids' loss (official 0.5)")
     w_pull: Share = Field(
         0.5, description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)"
     )
     w_update: Literal["trained", "ema"] = Field(
-        default="trained",
+        "trained",
         description="W also gets its gradient in every step, or (the code) only in the first",
     )
-    ema: float = Field(
-        default=0.5, gt=0, le=1, description="share of this round in Z_k (official 0.5)"
-    )
+    ema: PositiveShare = Field(0.5, description="share of this round in Z_k (official 0.5)")
     norm: NonNegative = Field(0.1, description="lam_n, on ||W|| + ||S|| (official 0.1)")
     negative: NonNegative = Field(
         0.1, description="lam_NL, on the complementary classes (official 0.1)"
     )
     graph_rate: float | None = Field(
-        default=None,
+        None,
         gt=0,
         description="learning rate of the graph network, as a multiple of the model's; default 4 "
         "if a network is trained (one step per batch of four sites), 1 on frozen features",
     )
     clean_label: Literal["pseudo", "given"] = Field(
-        default="pseudo",
+        "pseudo",
         description="labels of P_k in training: pseudo-labels, or (the code) the given ones",
     )
     weighting: Literal["samples", "uniform"] = Field(
-        default="samples", description="server mean: n_k/N as all methods here, or 1/K (the code)"
+        "samples", description="server mean: n_k/N as all methods here, or 1/K (the code)"
     )
 
 

@@ -41,6 +41,7 @@ from fedgsca.methods.base import (
     Method,
     MethodOptions,
     NonNegative,
+    PositiveShare,
     SampleMemory,
     ServerState,
     Share,
@@ -89,40 +90,31 @@ class FedGSCAOptions(MethodOptions):
 
     # ---- the paper's numbers ----
     noise_level: Share = Field(0.1, description="delta below which a site trains on all its labels")
-    zeta: float = Field(
-        default=0.8,
-        gt=0,
-        le=1,
-        description="zeta_0, the highest confidence that a pseudo-label needs",
+    zeta: PositiveShare = Field(
+        0.8, description="zeta_0, the highest confidence that a pseudo-label needs"
     )
     alpha: float = Field(
-        default=0.05,
+        0.05,
         ge=1e-3,
         lt=1,
         description="label relaxation: possibility of the classes other than the label",
     )
-    beta_start: float = Field(
-        default=0.75,
-        gt=0,
-        le=1,
-        description="confidence from which another class is possible, at first",
+    beta_start: PositiveShare = Field(
+        0.75, description="confidence from which another class is possible, at first"
     )
-    beta_end: float = Field(
-        default=0.55, gt=0, le=1, description="the same, approached towards the end"
-    )
+    beta_end: PositiveShare = Field(0.55, description="the same, approached towards the end")
     # ---- the paper's ablations ----
     scope: Literal["global", "own"] = Field(
-        default="global",
-        description="select by the merged selector (GSS) or by the site's own (CSS)",
+        "global", description="select by the merged selector (GSS) or by the site's own (CSS)"
     )
     thresholds: Literal["adaptive", "fixed"] = Field(
-        default="adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes"
+        "adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes"
     )
     loss: Literal["rcl", "ucl", "ce"] = Field(
-        default="rcl", description="robust credal loss, its uniform ablation, or cross-entropy"
+        "rcl", description="robust credal loss, its uniform ablation, or cross-entropy"
     )
     beta_schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="how beta falls from beta_start to beta_end over the rounds"
+        "cosine", description="how beta falls from beta_start to beta_end over the rounds"
     )
     # ---- resolutions: off in preset paper ----
     warmup: Count = Field(
@@ -131,12 +123,12 @@ class FedGSCAOptions(MethodOptions):
         "merged selector was healthy twice in a row; 0: no warm-up and no waiting (the paper)",
     )
     credal_after_warmup: bool = Field(
-        default=True,
+        True,
         description="during warm-up only the given label is possible; "
         "otherwise a network that predicts one class for all would satisfy RCL",
     )
     losses_of: Literal["received", "trained"] = Field(
-        default="received",
+        "received",
         description="whose losses S_k is fitted to: of the model as received, or after training "
         "(the paper)",
     )
@@ -146,33 +138,32 @@ class FedGSCAOptions(MethodOptions):
         "0: this round only (the paper)",
     )
     class_relative: bool = Field(
-        default=True, description="compare a loss with those of the same given class"
+        True, description="compare a loss with those of the same given class"
     )
     var_floor: NonNegative = Field(0.25, description="lower bound of both variances, nats^2")
     checked_fit: bool = Field(
-        default=True,
+        True,
         description="start EM at the data, too, keep the likelier fit, and discard one without two "
         "separate modes; off: only at S, and every fit counts (the paper)",
     )
-    monotone: bool = Field(default=True, description="a smaller loss is never less clean")
+    monotone: bool = Field(True, description="a smaller loss is never less clean")
     doubtful: Literal["keep", "flag"] = Field(
-        default="keep",
+        "keep",
         description="labels with a clean probability between 1 - tau and tau: "
         "keep, or flag (the paper)",
     )
     unseen_class: Literal["zeta", "zero"] = Field(
-        default="zeta",
+        "zeta",
         description="threshold of a class that is never predicted on clean samples (Avg_c = 0): "
         "zeta_0, or 0 (Eq. 10 as printed)",
     )
     guard: bool = Field(
-        default=True,
+        True,
         description="train on the given labels for a round in which D_hat looks like a collapse",
     )
     # ---- the log ----
     diagnostics: bool = Field(
-        default=True,
-        description="also send delta, tau, thresholds, counts and guard (numbers for the log)",
+        True, description="also send delta, tau, thresholds, counts and guard (numbers for the log)"
     )
 
 
@@ -274,11 +265,6 @@ class FedGSCA(Method):
             "selecting": np.array(0),
         }
         return ServerState(0, weights, extras)
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model, the global selector, and whether sites select by it."""
-        extras = {name: state.extras[name] for name in self.downloads}
-        return Payload(round, state.weights, extras)
 
     def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
         """No opinion: every class is as probable as the others."""

@@ -44,8 +44,8 @@ from fedgsca.methods.base import (
     Share,
     ShareBelowOne,
     register,
+    rounds_of,
 )
-from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import Batch, Objective, to_tensor, train
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
@@ -74,8 +74,7 @@ class FedLSROptions(PublishedOptions):
         1.0 / 3.0, description="T_d of the self-distillation; official 1/3"
     )
     loss_kind: Literal["ce", "double_softmax"] = Field(
-        default="ce",
-        description="cross-entropy of the sharpened prediction, or of its softmax (official)",
+        "ce", description="cross-entropy of the sharpened prediction, or of its softmax (official)"
     )
     feature_dropout: ShareBelowOne = Field(
         0.2, description="second view of frozen features: share that is dropped"

@@ -44,6 +44,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from fedgsca.methods.base import (
@@ -56,8 +57,8 @@ from fedgsca.methods.base import (
     Share,
     average_models,
     register,
+    rounds_of,
 )
-from fedgsca.methods.parts.schedules import rampup, rounds_of
 from fedgsca.methods.parts.two_stages import (
     CLASS_LOSSES,
     WARMUP,
@@ -88,13 +89,24 @@ class FedNoRoOptions(TwoStageOptions):
     )
     temperature: Positive = Field(0.8, description="of the teacher; below 1 sharpens; official 0.8")
     distance: Literal["layers", "flat"] = Field(
-        default="layers",
-        description="of two models: sum of the tensors' norms (official) or one norm",
+        "layers", description="of two models: sum of the tensors' norms (official) or one norm"
     )
     grouping: Grouping = Field(
-        default="two-means",
+        "two-means",
         description="clean and noisy sites: 2-means, or a vote of Gaussian mixtures (official)",
     )
+
+
+def rampup(t: float, begin: float, end: float) -> float:
+    """exp(-5 (1 - clip((t - begin) / (end - begin), 0, 1))^2).
+
+    It rises from e^-5 = 0.0067 at `begin` to 1 at `end` and stays there.
+    """
+    if end > begin:
+        progress = float(np.clip((t - begin) / (end - begin), 0.0, 1.0))
+    else:
+        progress = float(t >= end)
+    return float(np.exp(-5.0 * (1.0 - progress) ** 2))
 
 
 @register

@@ -49,9 +49,9 @@ from fedgsca.methods.base import (
     ShareBelowOne,
     average_models,
     register,
+    rounds_of,
 )
 from fedgsca.methods.label_loss import LabelLoss
-from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.methods.parts.statistics import unit_range
 from fedgsca.methods.site import Site, load_weights
 from fedgsca.methods.train import SGD, evaluate, evaluate_site, train
@@ -73,7 +73,7 @@ class FedRNOptions(MethodOptions):
     """Options of FedRN; "official" is the published code."""
 
     warmup: Share = Field(0.2, description="share of the rounds with FedAvg; official 100 of 500")
-    neighbours: int = Field(default=2, ge=0, le=SLOTS, description="per site; official 2")
+    neighbours: int = Field(2, ge=0, le=SLOTS, description="per site; official 2")
     alpha: Share = Field(0.5, description="weight of a neighbour's expertise; official 0.5")
     threshold: ShareBelowOne = Field(0.5, description="clean probability that a sample must exceed")
 

@@ -81,7 +81,7 @@ class FedRobustOptions(PublishedOptions):
     }
 
     family: Literal["small", "full"] = Field(
-        default="small",
+        "small",
         description="maps: per colour or per feature, or a full matrix on all numbers of an input "
         f"(official; at most {MAX_FULL})",
     )
@@ -116,7 +116,7 @@ class FedRobustOptions(PublishedOptions):
         "official ratio 0.036 / 0.2 = 0.18",
     )
     weights: Literal["samples", "equal"] = Field(
-        default="samples", description="average by n_k (here), or all sites equally (official)"
+        "samples", description="average by n_k (here), or all sites equally (official)"
     )
 
 

@@ -36,6 +36,7 @@ from pydantic import Field
 
 from fedgsca.methods.base import (
     Card,
+    PositiveShare,
     ServerState,
     ShareBelowOne,
     average_models,
@@ -56,10 +57,8 @@ class MaskedOptimOptions(FedELCOptions):
 
     OFFICIAL: ClassVar[Mapping[str, object]] = {**FedELCOptions.OFFICIAL, "median": "none"}
 
-    keep: float = Field(
-        default=0.8,
-        gt=0,
-        le=1,
+    keep: PositiveShare = Field(
+        0.8,
         description="share of a batch, with the smallest losses, whose given labels count; "
         "official 0.8",
     )
@@ -67,12 +66,12 @@ class MaskedOptimOptions(FedELCOptions):
         0.2, description="share of the received model in what a noisy site sends; official 0.2"
     )
     median: Literal["tensors", "model", "none"] = Field(
-        default="tensors",
+        "tensors",
         description="geometric median of each tensor, of the model, or none: FedAvg's mean, which "
         "the published code falls back to",
     )
     weighting: Literal["equal", "samples"] = Field(
-        default="equal", description="median: weights of the sites, equal (official) or by samples"
+        "equal", description="median: weights of the sites, equal (official) or by samples"
     )
 
 

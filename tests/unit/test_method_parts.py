@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fedgsca.methods.aggregate import WeightedMean
+from fedgsca.methods.base import rounds_of
+from fedgsca.methods.fednoro import rampup
 from fedgsca.methods.parts.groups import nearer_second, two_means
-from fedgsca.methods.parts.schedules import rampup, rounds_of
 from fedgsca.methods.parts.statistics import class_means, log_prior
 from fedgsca.methods.parts.two_stages import model_distance
 from fedgsca.methods.train import Batch, cross_entropy, proximal
