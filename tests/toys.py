@@ -135,8 +135,8 @@ def toy_config(
         "train__batch_size": 8,
         "train__threads": 1,
         "train__device": "cpu",
-        # a real backbone would take longer than all the rest
-        "evidence__backbone": None,
+        # as a word, because None is the default: a network that takes longer than all the rest
+        "evidence__backbone": "none",
     }
     if source is not None and source.is_dir():
         base["data__partition"] = "column"

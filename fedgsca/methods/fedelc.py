@@ -207,7 +207,8 @@ class FedELC(TwoStageMethod):
         """FedAvg in the warm-up; then the mean weighted by n_k exp(-d_k), and the rule."""
         if self.stage(state) == WARMUP:
             return average_models(state, updates)
-        return average_by_distance(state, self.judge(state, updates), "layers")
+        verdicts = self.judge(state, updates, self.options.grouping)
+        return average_by_distance(state, verdicts)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Train with LA or, at a noisy site, with labels that are learned."""

@@ -172,27 +172,16 @@ class FedGPOptions(PublishedOptions):
     )
 
 
+def gnn_extra(shape: tuple[int, ...], description: str) -> Extra:
+    """The declaration of some parameters of the graph network."""
+    return Extra(shape, f"centroid network: {description}", low=-LARGE, high=LARGE, vote="mean")
+
+
 GNN_EXTRAS = {
-    "gnn_w1": Extra(
-        (DIM, DIM), "centroid network: first layer", low=-LARGE, high=LARGE, vote="mean"
-    ),
-    "gnn_w2": Extra(
-        (DIM, DIM), "centroid network: second layer", low=-LARGE, high=LARGE, vote="mean"
-    ),
-    "gnn_norm1": Extra(
-        (2, DIM),
-        "centroid network: scale and shift of the first normalisation",
-        low=-LARGE,
-        high=LARGE,
-        vote="mean",
-    ),
-    "gnn_norm2": Extra(
-        (2, DIM),
-        "centroid network: scale and shift of the second normalisation",
-        low=-LARGE,
-        high=LARGE,
-        vote="mean",
-    ),
+    "gnn_w1": gnn_extra((DIM, DIM), "first layer"),
+    "gnn_w2": gnn_extra((DIM, DIM), "second layer"),
+    "gnn_norm1": gnn_extra((2, DIM), "scale and shift of the first normalisation"),
+    "gnn_norm2": gnn_extra((2, DIM), "scale and shift of the second normalisation"),
 }
 
 
@@ -291,13 +280,9 @@ class FedGP(Method):
             weight = float(update.num_samples) if self.options.weighting == "samples" else 1.0
             mean.add({**update.weights, **gnn}, weight)
             extras[f"centroids/{update.site}"] = update.extras["centroids"]
-        result = mean.result()
-        if result is None:
-            weights = dict(state.weights)
-        else:
-            for name in GNN_NAMES:
-                extras[name] = result.pop(name)
-            weights = result
+        arrays = mean.result() or {**state.weights, **extras}
+        extras |= {name: arrays[name] for name in GNN_NAMES}
+        weights = {name: arrays[name] for name in state.weights}
         extras["stage"] = np.array(self._stage(state.round + 1))
         return ServerState(state.round + 1, weights, extras)
 

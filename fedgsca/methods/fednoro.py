@@ -25,14 +25,14 @@ randomness and without covariances of one or two points. The two are not the sam
 simulation of tests/unit/test_mixtures.py, 60 cases of four sites, they differ in 12 % with nine
 classes and in 7 % with three; another simulation found 8 to 38 %. With
 `mixtures` the server broadcasts the winning mixture, 2 + 2 C^2 further numbers, and each site
-computes its own side of it. (2) `distance`: the published code sums the norms of the tensors'
-differences, a later benchmark takes one norm of all; default as published. (3) A class absent at a
+computes its own side of it. (2) The distance of two models is, as in the published code, the sum of
+the norms of their tensors' differences; a later benchmark takes one norm of all. (3) A class absent at a
 site, or with fewer than five images there (its mean would be about single images), takes the lowest
 loss of that class, as published (the benchmark's 0 would mean "very clean"). (4) Losses are
 measured without augmentation. (5) log 0 of an absent class is replaced by one sample (published:
 minus infinity, patched in the loss). (6) No clean or no noisy site: FedAvg. The end of the ramp is
-a share of the rounds, so that short runs reach the full weight too. `official` sets (1); (2) and
-all numbers are the code's already; (3) to (6) have no switch.
+a share of the rounds, so that short runs reach the full weight too. `official` sets (1); all
+numbers are the code's already; (3) to (6) have no switch.
 
 Memory: in stage 2 the server holds all models of a round, K times the model, because d_k needs
 every clean one.
@@ -88,9 +88,6 @@ class FedNoRoOptions(TwoStageOptions):
         0.8, description="full value of lam, the weight of the teacher; official 0.8"
     )
     temperature: Positive = Field(0.8, description="of the teacher; below 1 sharpens; official 0.8")
-    distance: Literal["layers", "flat"] = Field(
-        "layers", description="of two models: sum of the tensors' norms (official) or one norm"
-    )
     grouping: Grouping = Field(
         "two-means",
         description="clean and noisy sites: 2-means, or a vote of Gaussian mixtures (official)",
@@ -138,7 +135,8 @@ class FedNoRo(TwoStageMethod):
         """FedAvg in the warm-up; then the mean weighted by n_k exp(-d_k), and the rule."""
         if self.stage(state) == WARMUP:
             return average_models(state, updates)
-        return average_by_distance(state, self.judge(state, updates), self.options.distance)
+        verdicts = self.judge(state, updates, self.options.grouping)
+        return average_by_distance(state, verdicts)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Train with LA, at a noisy site also with the teacher's predictions."""

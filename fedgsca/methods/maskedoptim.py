@@ -145,7 +145,7 @@ class MaskedOptim(FedELC):
         if self.stage(state) == WARMUP:
             nonempty = [update for update in updates if update.num_samples > 0]
         else:
-            verdicts = self.judge(state, updates)
+            verdicts = self.judge(state, updates, self.options.grouping)
             nonempty = verdicts.updates
             extras = verdicts.rule
         if not nonempty:

@@ -52,10 +52,9 @@ Grouping = Literal["two-means", "mixtures"]
 
 
 class TwoStageOptions(PublishedOptions):
-    """What the server needs for its rule."""
+    """When the warm-up ends."""
 
     warmup: Count = Field(10, description="T_1, rounds of stage 1")
-    grouping: Grouping = "two-means"
 
 
 # ---- the rule and the verdicts ----
@@ -194,13 +193,13 @@ class TwoStageMethod(Method):
         extras = {"stage": np.array(self.stage(state)), **state.extras}
         return Payload(round, state.weights, extras)
 
-    def judge(self, state: ServerState, updates: Iterable[Update]) -> Verdicts:
+    def judge(self, state: ServerState, updates: Iterable[Update], kind: Grouping) -> Verdicts:
         """The verdicts, at the switch with a new rule; updates without samples are left out."""
         nonempty = [update for update in updates if update.num_samples > 0]
         rule = state.extras
         if self.stage(state) == SWITCH and nonempty:
             losses = np.stack([update.extras[CLASS_LOSSES] for update in nonempty])
-            rule = grouping(losses, self.options.grouping)
+            rule = grouping(losses, kind)
             noisy = [is_noisy(update.extras[CLASS_LOSSES], rule) for update in nonempty]
         else:
             noisy = [bool(update.extras.get("noisy", 0)) for update in nonempty]
@@ -228,16 +227,13 @@ class TwoStageMethod(Method):
 # d_k = distance to the nearest clean model / the largest of these; 0 for clean sites
 
 
-def average_by_distance(
-    state: ServerState, verdicts: Verdicts, kind: Literal["layers", "flat"]
-) -> ServerState:
+def average_by_distance(state: ServerState, verdicts: Verdicts) -> ServerState:
     """The mean of the models weighted by n_k exp(-d_k), and the rule."""
     updates = verdicts.updates
     weights = distance_weights(
         [update.weights for update in updates],
         [update.num_samples for update in updates],
         verdicts.noisy,
-        kind,
     )
     names = [update.site for update in updates]
     weight_of = dict(zip(names, weights, strict=True))
@@ -249,33 +245,27 @@ def distance_weights(
     models: Sequence[Arrays],
     sizes: Sequence[int],
     noisy: Sequence[bool],
-    kind: Literal["layers", "flat"],
 ) -> list[float]:
     """n_k exp(-d_k) for each model; with only one kind of site all d_k are 0."""
     clean_models = [model for model, bad in zip(models, noisy, strict=True) if not bad]
     distances = []
     for model, bad in zip(models, noisy, strict=True):
         if bad and clean_models:
-            distances.append(min(model_distance(model, clean, kind) for clean in clean_models))
+            distances.append(min(model_distance(model, clean) for clean in clean_models))
         else:
             distances.append(0.0)
     largest = max(distances, default=0.0) or 1.0
     return [size * float(np.exp(-d / largest)) for size, d in zip(sizes, distances, strict=True)]
 
 
-def model_distance(a: Arrays, b: Arrays, kind: Literal["layers", "flat"] = "layers") -> float:
-    """Distance of two models over floating-point tensors, BatchNorm statistics included.
-
-    layers: the sum over tensors of the L2 norm of their difference; flat: one L2 norm of all.
-    """
+def model_distance(a: Arrays, b: Arrays) -> float:
+    """The sum over floating-point tensors, BatchNorm statistics included, of the L2 norm of a - b."""
     squares = []
     for name in sorted(a):
         if a[name].dtype.kind == "f":
             difference = np.subtract(a[name], b[name], dtype=np.float64)
             squares.append(float(np.square(difference).sum()))
-    if kind == "layers":
-        return float(np.sqrt(squares).sum())
-    return float(np.sqrt(np.sum(squares)))
+    return float(np.sqrt(squares).sum())
 
 
 # ---- LA ----
