@@ -25,14 +25,12 @@ randomness and without covariances of one or two points. The two are not the sam
 simulation of tests/unit/test_mixtures.py, 60 cases of four sites, they differ in 12 % with nine
 classes and in 7 % with three; another simulation found 8 to 38 %. With
 `mixtures` the server broadcasts the winning mixture, 2 + 2 C^2 further numbers, and each site
-computes its own side of it. (2) The distance of two models is, as in the published code, the sum of
-the norms of their tensors' differences; a later benchmark takes one norm of all. (3) A class absent at a
-site, or with fewer than five images there (its mean would be about single images), takes the lowest
-loss of that class, as published (the benchmark's 0 would mean "very clean"). (4) Losses are
-measured without augmentation. (5) log 0 of an absent class is replaced by one sample (published:
-minus infinity, patched in the loss). (6) No clean or no noisy site: FedAvg. The end of the ramp is
-a share of the rounds, so that short runs reach the full weight too. `official` sets (1); all
-numbers are the code's already; (3) to (6) have no switch.
+computes its own side of it. (2) A class absent at a site, or with fewer than five images there (its
+mean would be about single images), takes the lowest loss of that class, as published. (3) Losses
+are measured without augmentation. (4) log 0 of an absent class is replaced by one sample
+(published: minus infinity, patched in the loss). (5) No clean or no noisy site: FedAvg. The end of
+the ramp is a share of the rounds, so that short runs reach the full weight too. `official` sets
+(1); all numbers are the code's already; (2) to (5) have no switch.
 
 Memory: in stage 2 the server holds all models of a round, K times the model, because d_k needs
 every clean one.
@@ -42,7 +40,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field

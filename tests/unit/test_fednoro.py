@@ -42,9 +42,11 @@ def test_the_nearer_of_two_noisy_sites_weighs_more() -> None:
 
 @pytest.mark.parametrize("noisy", [[True] * 3, [False] * 3])
 def test_with_one_kind_of_site_the_weights_are_fedavgs(noisy: list[bool]) -> None:
-    assert distance_weights(
-        [{"w": np.array([float(k)])} for k in range(3)], [1, 2, 3], noisy
-    ) == [1.0, 2.0, 3.0]
+    assert distance_weights([{"w": np.array([float(k)])} for k in range(3)], [1, 2, 3], noisy) == [
+        1.0,
+        2.0,
+        3.0,
+    ]
 
 
 def test_equal_models_do_not_divide_by_zero() -> None:

@@ -259,7 +259,7 @@ def distance_weights(
 
 
 def model_distance(a: Arrays, b: Arrays) -> float:
-    """The sum over floating-point tensors, BatchNorm statistics included, of the L2 norm of a - b."""
+    """The sum of the L2 norms of a - b over floating-point tensors, BatchNorm's included."""
     squares = []
     for name in sorted(a):
         if a[name].dtype.kind == "f":
