@@ -60,6 +60,7 @@ from fedgsca.methods.base import (
 from fedgsca.methods.parts.two_stages import (
     CLASS_LOSSES,
     WARMUP,
+    Distance,
     Grouping,
     TwoStageMethod,
     TwoStageOptions,
@@ -86,6 +87,9 @@ class FedNoRoOptions(TwoStageOptions):
         0.8, description="full value of lam, the weight of the teacher; official 0.8"
     )
     temperature: Positive = Field(0.8, description="of the teacher; below 1 sharpens; official 0.8")
+    distance: Distance = Field(
+        "layers", description="of two models: sum of the tensors' norms (official) or one norm"
+    )
     grouping: Grouping = Field(
         "two-means",
         description="clean and noisy sites: 2-means, or a vote of Gaussian mixtures (official)",
@@ -134,7 +138,7 @@ class FedNoRo(TwoStageMethod):
         if self.stage(state) == WARMUP:
             return average_models(state, updates)
         verdicts = self.judge(state, updates, self.options.grouping)
-        return average_by_distance(state, verdicts)
+        return average_by_distance(state, verdicts, self.options.distance)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Train with LA, at a noisy site also with the teacher's predictions."""

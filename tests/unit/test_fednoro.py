@@ -36,7 +36,7 @@ def test_weights_with_one_noisy_site_of_four() -> None:
 
 def test_the_nearer_of_two_noisy_sites_weighs_more() -> None:
     models = [{"w": np.array([float(k)])} for k in (0, 1, 3, 9)]
-    weights = distance_weights(models, [10, 10, 10, 10], [False, False, True, True])
+    weights = distance_weights(models, [10, 10, 10, 10], [False, False, True, True], "flat")
     assert weights == pytest.approx([10, 10, 10 * np.exp(-2 / 8), 10 * np.exp(-1)])
 
 

@@ -72,6 +72,7 @@ def test_model_distance_ignores_counters() -> None:
     }
     b = {"w": np.zeros(2, np.float32), "b": np.array(0.0, np.float32), "count": np.array(0)}
     assert model_distance(a, b) == pytest.approx(7.0)
+    assert model_distance(a, b, "flat") == pytest.approx(5.0)
 
 
 def test_proximal_term_has_no_gradient_at_its_anchor() -> None:

@@ -49,6 +49,7 @@ ROBUST = 2
 CLASS_LOSSES = "class_losses"
 
 Grouping = Literal["two-means", "mixtures"]
+Distance = Literal["layers", "flat"]
 
 
 class TwoStageOptions(PublishedOptions):
@@ -227,13 +228,16 @@ class TwoStageMethod(Method):
 # d_k = distance to the nearest clean model / the largest of these; 0 for clean sites
 
 
-def average_by_distance(state: ServerState, verdicts: Verdicts) -> ServerState:
+def average_by_distance(
+    state: ServerState, verdicts: Verdicts, kind: Distance = "layers"
+) -> ServerState:
     """The mean of the models weighted by n_k exp(-d_k), and the rule."""
     updates = verdicts.updates
     weights = distance_weights(
         [update.weights for update in updates],
         [update.num_samples for update in updates],
         verdicts.noisy,
+        kind,
     )
     names = [update.site for update in updates]
     weight_of = dict(zip(names, weights, strict=True))
@@ -245,27 +249,31 @@ def distance_weights(
     models: Sequence[Arrays],
     sizes: Sequence[int],
     noisy: Sequence[bool],
+    kind: Distance = "layers",
 ) -> list[float]:
     """n_k exp(-d_k) for each model; with only one kind of site all d_k are 0."""
     clean_models = [model for model, bad in zip(models, noisy, strict=True) if not bad]
     distances = []
     for model, bad in zip(models, noisy, strict=True):
         if bad and clean_models:
-            distances.append(min(model_distance(model, clean) for clean in clean_models))
+            distances.append(min(model_distance(model, clean, kind) for clean in clean_models))
         else:
             distances.append(0.0)
     largest = max(distances, default=0.0) or 1.0
     return [size * float(np.exp(-d / largest)) for size, d in zip(sizes, distances, strict=True)]
 
 
-def model_distance(a: Arrays, b: Arrays) -> float:
-    """The sum of the L2 norms of a - b over floating-point tensors, BatchNorm's included."""
+def model_distance(a: Arrays, b: Arrays, kind: Distance = "layers") -> float:
+    """Distance of two models over floating-point tensors, BatchNorm statistics included.
+
+    layers: the sum over tensors of the L2 norm of their difference; flat: one L2 norm of all.
+    """
     squares = []
     for name in sorted(a):
         if a[name].dtype.kind == "f":
             difference = np.subtract(a[name], b[name], dtype=np.float64)
             squares.append(float(np.square(difference).sum()))
-    return float(np.sqrt(squares).sum())
+    return float(np.sqrt(squares).sum() if kind == "layers" else np.sqrt(np.sum(squares)))
 
 
 # ---- LA ----
