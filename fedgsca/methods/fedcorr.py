@@ -114,52 +114,54 @@ class FedCorrOptions(PublishedOptions):
     }
 
     stage1: PositiveShare = Field(
-        0.1,
+        default=0.1,
         description="T1 as a share of the rounds "
         "(official: 5 of the 100 rounds in which a client takes part)",
     )
     stage2: Share = Field(
-        0.4,
+        default=0.4,
         description="T2 as a share of the rounds "
         "(official: 50 of the 100 rounds in which a client takes part)",
     )
-    beta: NonNegative = Field(5.0, description="strength of the proximal term (official 5)")
+    beta: NonNegative = Field(default=5.0, description="strength of the proximal term (official 5)")
     prox: Literal["squared", "norm"] = Field(
-        "squared", description="||theta_k - theta||^2 (the paper) or the plain norm (the code)"
+        default="squared",
+        description="||theta_k - theta||^2 (the paper) or the plain norm (the code)",
     )
     mixup: NonNegative = Field(
-        1.0, description="alpha of mixup's Beta distribution (official 1); 0: no mixup"
+        default=1.0, description="alpha of mixup's Beta distribution (official 1); 0: no mixup"
     )
-    neighbours: int = Field(20, ge=2, description="of a sample for its LID (official 20)")
+    neighbours: int = Field(default=20, ge=2, description="of a sample for its LID (official 20)")
     loss_kind: Literal["double_softmax", "ce"] = Field(
-        "double_softmax", description="losses that reveal wrong labels (the code; the paper: ce)"
+        default="double_softmax",
+        description="losses that reveal wrong labels (the code; the paper: ce)",
     )
     relabel_ratio: Share = Field(
-        0.5,
+        default=0.5,
         description="rho: share of the estimated wrong labels to review per round "
         "(official 0.5; real noise 0.8)",
     )
     confidence: Share = Field(
-        0.5, description="probability that a new label needs (official 0.5; real noise 0.9)"
+        default=0.5, description="probability that a new label needs (official 0.5; real noise 0.9)"
     )
     clean_level: Share = Field(
-        0.1, description="largest mu_k of a site that fine-tunes (official 0.1)"
+        default=0.1, description="largest mu_k of a site that fine-tunes (official 0.1)"
     )
     split_guard: NonNegative = Field(
-        0.05,
+        default=0.05,
         description="smallest range of the LIDs, relative to their mean, that makes two groups "
         "(official 0)",
     )
     grouping: Literal["cut", "mixture"] = Field(
-        "cut",
+        default="cut",
         description="clean and noisy sites: the best cut of their LIDs, or a mixture (official)",
     )
     two_modes: bool = Field(
-        True,
+        default=True,
         description="mu_k = 0 unless a site's losses have two separate components (official off)",
     )
     one_group: Literal["clean", "noisy"] = Field(
-        "clean", description="what all sites count as if they are one group"
+        default="clean", description="what all sites count as if they are one group"
     )
 
 
@@ -368,17 +370,10 @@ class FedCorr(Method):
             memory = self._measure(site, memory)
         if memory is not old_memory:
             site.remember(payload.round, **memory.to_arrays())
-        corrections = memory.labels != site.labels
-        site.note(
-            corrected=memory.labels,
-            clean=~corrections,
-            pseudo_rows=np.flatnonzero(corrections),
-            pseudo_labels=memory.labels[corrections],
-        )
         extras = {
             "noise_level": np.array(memory.mu),
             "trains": np.array(int(trains)),
-            "corrected": np.array(int(corrections.sum())),
+            "corrected": np.array(site.note_corrections(memory.labels)),
         }
         if stage == PRE_PROCESS:
             extras["lid"] = np.array(memory.lid)

@@ -97,40 +97,50 @@ class FedDivOptions(PublishedOptions):
     }
 
     warmup: Count = Field(
-        5, description="rounds on all given labels; official 5 passes over all sites"
+        default=5, description="rounds on all given labels; official 5 passes over all sites"
     )
-    threshold: Share = Field(0.5, description="smallest clean probability of a clean sample")
-    clean_level: Share = Field(0.1, description="delta below which a site trains on all its labels")
-    confidence: Share = Field(0.75, description="zeta, for a new label; official 0, the paper 0.75")
+    threshold: Share = Field(
+        default=0.5, description="smallest clean probability of a clean sample"
+    )
+    clean_level: Share = Field(
+        default=0.1, description="delta below which a site trains on all its labels"
+    )
+    confidence: Share = Field(
+        default=0.75, description="zeta, for a new label; official 0, the paper 0.75"
+    )
     xi: NonNegative = Field(
-        0.5, description="strength of the de-biasing; official 0.2, the paper 0.5"
+        default=0.5, description="strength of the de-biasing; official 0.2, the paper 0.5"
     )
     memory: ShareBelowOne = Field(
-        0.2, description="m, weight of the past in phat; official 0.5, the paper 0.2"
+        default=0.2, description="m, weight of the past in phat; official 0.5, the paper 0.2"
     )
     relabel_from: Count = Field(
-        5, description="rounds after the warm-up with clean samples only; official 5, the paper 0"
+        default=5,
+        description="rounds after the warm-up with clean samples only; official 5, the paper 0",
     )
     relabel_level: Share = Field(
-        0.2, description="delta above which new labels are used; official 0.2, the paper 0"
+        default=0.2, description="delta above which new labels are used; official 0.2, the paper 0"
     )
     mixup: NonNegative = Field(
-        1.0, description="alpha of mixup's Beta distribution (official 1); 0: none"
+        default=1.0, description="alpha of mixup's Beta distribution (official 1); 0: none"
     )
     prior_weight: NonNegative = Field(
-        0.0, description="weight of KL(uniform || mean prediction); the paper: 1 for non-IID data"
+        default=0.0,
+        description="weight of KL(uniform || mean prediction); the paper: 1 for non-IID data",
     )
     loss_kind: Literal["double_softmax", "ce"] = Field(
-        "double_softmax", description="losses of the filter (the code; the paper: ce)"
+        default="double_softmax", description="losses of the filter (the code; the paper: ce)"
     )
     scaling: Literal["none", "site"] = Field(
-        "none", description="losses of the filter as they are, or 0..1 at each site (code)"
+        default="none", description="losses of the filter as they are, or 0..1 at each site (code)"
     )
     variance: Literal["linear", "squared"] = Field(
-        "linear",
+        default="linear",
         description="weights of the sites' variances: n_k/N (the paper) or its square (the code)",
     )
-    var_floor: Positive = Field(1e-3, description="lower bound of both variances; official 1e-6")
+    var_floor: Positive = Field(
+        default=1e-3, description="lower bound of both variances; official 1e-6"
+    )
 
 
 @dataclass(frozen=True)

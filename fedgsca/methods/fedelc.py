@@ -94,21 +94,21 @@ class FedELCOptions(TwoStageOptions):
         "grouping": "mixtures",
     }
 
-    warmup: Count = Field(10, description="rounds of stage 1; official 20 of 120 rounds")
+    warmup: Count = Field(default=10, description="rounds of stage 1; official 20 of 120 rounds")
     scale: Positive = Field(
-        10.0, description="K, the logit of the given label at first; official 10"
+        default=10.0, description="K, the logit of the given label at first; official 10"
     )
     label_rate: NonNegative = Field(
-        1000.0, description="lambda, learning rate of the labels; official 1000"
+        default=1000.0, description="lambda, learning rate of the labels; official 1000"
     )
     given_weight: NonNegative = Field(
-        0.5, description="alpha, weight of the given labels; official 0.5"
+        default=0.5, description="alpha, weight of the given labels; official 0.5"
     )
     entropy_weight: NonNegative = Field(
-        0.2, description="beta, weight of the predictions' entropy; official 0.2"
+        default=0.2, description="beta, weight of the predictions' entropy; official 0.2"
     )
     grouping: Grouping = Field(
-        "two-means",
+        default="two-means",
         description="clean and noisy sites: 2-means, or a vote of Gaussian mixtures (official)",
     )
 
@@ -222,7 +222,7 @@ class FedELC(TwoStageMethod):
         num_corrections = 0
         if stand.noisy:
             memory["labels"] = self._learn_labels(payload.round, site, memory)
-            num_corrections = note_labels(site, memory["labels"])
+            num_corrections = site.note_corrections(memory["labels"].argmax(axis=1))
         else:
             train(site, payload.round, adjusted_cross_entropy(site))
         if memory:
@@ -250,16 +250,3 @@ class FedELC(TwoStageMethod):
     def weights_to_send(self, site: Site, payload: Payload, *, noisy: bool) -> Arrays:
         """The trained model."""
         return site.weights()
-
-
-def note_labels(site: Site, label_logits: np.ndarray) -> int:
-    """Leave the learned labels for the site's records; the number that differs from the given."""
-    labels = label_logits.argmax(axis=1)
-    corrections = labels != site.labels
-    site.note(
-        corrected=labels,
-        clean=~corrections,
-        pseudo_rows=np.flatnonzero(corrections),
-        pseudo_labels=labels[corrections],
-    )
-    return int(corrections.sum())

@@ -59,9 +59,10 @@ from fedgsca.methods.base import (
     average_models,
     register,
 )
+from fedgsca.methods.parts.optimisers import SGD
 from fedgsca.methods.parts.statistics import log_prior
 from fedgsca.methods.site import Site, load_weights, weights_of
-from fedgsca.methods.train import SGD, Batch, LogitPass, batches, optimiser, softmax_gradient
+from fedgsca.methods.train import Batch, LogitPass, batches, optimiser, softmax_gradient
 from fedgsca.support.lazy_torch import F, Tensor, no_grad, torch
 from fedgsca.wire import Extra, Payload, Update
 
@@ -76,33 +77,38 @@ class FedFixerOptions(PublishedOptions):
     OFFICIAL: ClassVar[Mapping[str, object]] = {"personal_steps": 5, "limit_pull": False}
 
     warmup: Count = Field(
-        10, description="t_sel, the last round in which every sample is kept; official 10"
+        default=10, description="t_sel, the last round in which every sample is kept; official 10"
     )
     confidence: NonNegative = Field(
-        2.0,
+        default=2.0,
         description="b_max; official 2 (ten classes), 1 (Clothing1M); "
         "try 1 to 1.5 for four classes",
     )
-    distance: NonNegative = Field(15.0, description="lambda, between the two models; official 15")
+    distance: NonNegative = Field(
+        default=15.0, description="lambda, between the two models; official 15"
+    )
     personal_steps: AtLeastOne = Field(
-        1, description="J, steps of the personal model per batch; official 5, here 1"
+        default=1, description="J, steps of the personal model per batch; official 5, here 1"
     )
     personal_decay: NonNegative = Field(
-        1e-3, description="weight decay of the personal model; official 1e-3"
+        default=1e-3, description="weight decay of the personal model; official 1e-3"
     )
     personal: Literal["restart", "keep"] = Field(
-        "restart", description="personal model in the next round: from theta (official) or kept"
+        default="restart",
+        description="personal model in the next round: from theta (official) or kept",
     )
     prior: Literal["uniform", "labels"] = Field(
-        "uniform", description="classes in the confidence term: equal (official) or as in CORES^2"
+        default="uniform",
+        description="classes in the confidence term: equal (official) or as in CORES^2",
     )
     clamp: Clamp = Field(
-        "published",
+        default="published",
         description="published: l_y as it is, log(p + 1e-8) in the confidence term (official); "
         "floor: p is at least 1e-8 in both",
     )
     limit_pull: bool = Field(
-        True, description="lambda eta is at most 1, beyond which the pull overshoots; official off"
+        default=True,
+        description="lambda eta is at most 1, beyond which the pull overshoots; official off",
     )
 
 

@@ -127,48 +127,53 @@ class FedGPOptions(PublishedOptions):
         "weighting": "uniform",
     }
 
-    warmup: Share = Field(0.2, description="T_w as a share of the rounds (official 20 of 100)")
+    warmup: Share = Field(
+        default=0.2, description="T_w as a share of the rounds (official 20 of 100)"
+    )
     core_ratio: Share = Field(
-        0.2,
+        default=0.2,
         description="share of each class with the smallest losses that founds P_k (official 0.2)",
     )
     confidence: Share = Field(
-        0.3, description="probability that a joining sample needs (official 0.3)"
+        default=0.3, description="probability that a joining sample needs (official 0.3)"
     )
     propagation: ShareBelowOne = Field(
-        0.5, description="a: how far labels travel over the graph (official 0.5)"
+        default=0.5, description="a: how far labels travel over the graph (official 0.5)"
     )
     neighbours: AtLeastOne = Field(
-        20, description="that vote on the complementary classes (official 20)"
+        default=20, description="that vote on the complementary classes (official 20)"
     )
     adjacency: PositiveShare = Field(
-        0.5, description="share of the centroid graph's links that the GNN keeps (official 0.5)"
+        default=0.5,
+        description="share of the centroid graph's links that the GNN keeps (official 0.5)",
     )
-    rho: Share = Field(0.5, description="weight of the global centroids' loss (official 0.5)")
+    rho: Share = Field(
+        default=0.5, description="weight of the global centroids' loss (official 0.5)"
+    )
     w_pull: Share = Field(
-        0.5, description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)"
+        default=0.5, description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)"
     )
     w_update: Literal["trained", "ema"] = Field(
-        "trained",
+        default="trained",
         description="W also gets its gradient in every step, or (the code) only in the first",
     )
-    ema: PositiveShare = Field(0.5, description="share of this round in Z_k (official 0.5)")
-    norm: NonNegative = Field(0.1, description="lam_n, on ||W|| + ||S|| (official 0.1)")
+    ema: PositiveShare = Field(default=0.5, description="share of this round in Z_k (official 0.5)")
+    norm: NonNegative = Field(default=0.1, description="lam_n, on ||W|| + ||S|| (official 0.1)")
     negative: NonNegative = Field(
-        0.1, description="lam_NL, on the complementary classes (official 0.1)"
+        default=0.1, description="lam_NL, on the complementary classes (official 0.1)"
     )
     graph_rate: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="learning rate of the graph network, as a multiple of the model's; default 4 "
         "if a network is trained (one step per batch of four sites), 1 on frozen features",
     )
     clean_label: Literal["pseudo", "given"] = Field(
-        "pseudo",
+        default="pseudo",
         description="labels of P_k in training: pseudo-labels, or (the code) the given ones",
     )
     weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="server mean: n_k/N as all methods here, or 1/K (the code)"
+        default="samples", description="server mean: n_k/N as all methods here, or 1/K (the code)"
     )
 
 

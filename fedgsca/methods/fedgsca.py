@@ -89,81 +89,89 @@ class FedGSCAOptions(MethodOptions):
     """Options of FedGSCA: the paper's numbers, its ablations, and our resolutions."""
 
     # ---- the paper's numbers ----
-    noise_level: Share = Field(0.1, description="delta below which a site trains on all its labels")
+    noise_level: Share = Field(
+        default=0.1, description="delta below which a site trains on all its labels"
+    )
     zeta: PositiveShare = Field(
-        0.8, description="zeta_0, the highest confidence that a pseudo-label needs"
+        default=0.8, description="zeta_0, the highest confidence that a pseudo-label needs"
     )
     alpha: float = Field(
-        0.05,
+        default=0.05,
         ge=1e-3,
         lt=1,
         description="label relaxation: possibility of the classes other than the label",
     )
     beta_start: PositiveShare = Field(
-        0.75, description="confidence from which another class is possible, at first"
+        default=0.75, description="confidence from which another class is possible, at first"
     )
-    beta_end: PositiveShare = Field(0.55, description="the same, approached towards the end")
+    beta_end: PositiveShare = Field(
+        default=0.55, description="the same, approached towards the end"
+    )
     # ---- the paper's ablations ----
     scope: Literal["global", "own"] = Field(
-        "global", description="select by the merged selector (GSS) or by the site's own (CSS)"
+        default="global",
+        description="select by the merged selector (GSS) or by the site's own (CSS)",
     )
     thresholds: Literal["adaptive", "fixed"] = Field(
-        "adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes"
+        default="adaptive", description="class thresholds of Eq. 9-10, or zeta for all classes"
     )
     loss: Literal["rcl", "ucl", "ce"] = Field(
-        "rcl", description="robust credal loss, its uniform ablation, or cross-entropy"
+        default="rcl", description="robust credal loss, its uniform ablation, or cross-entropy"
     )
     beta_schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine", description="how beta falls from beta_start to beta_end over the rounds"
+        default="cosine", description="how beta falls from beta_start to beta_end over the rounds"
     )
     # ---- resolutions: off in preset paper ----
     warmup: Count = Field(
-        5,
+        default=5,
         description="rounds on all given labels before selecting, which then waits until the "
         "merged selector was healthy twice in a row; 0: no warm-up and no waiting (the paper)",
     )
     credal_after_warmup: bool = Field(
-        True,
+        default=True,
         description="during warm-up only the given label is possible; "
         "otherwise a network that predicts one class for all would satisfy RCL",
     )
     losses_of: Literal["received", "trained"] = Field(
-        "received",
+        default="received",
         description="whose losses S_k is fitted to: of the model as received, or after training "
         "(the paper)",
     )
     memory: ShareBelowOne = Field(
-        0.8,
+        default=0.8,
         description="weight of the past in the running mean of losses and predictions; "
         "0: this round only (the paper)",
     )
     class_relative: bool = Field(
-        True, description="compare a loss with those of the same given class"
+        default=True, description="compare a loss with those of the same given class"
     )
-    var_floor: NonNegative = Field(0.25, description="lower bound of both variances, nats^2")
+    var_floor: NonNegative = Field(
+        default=0.25, description="lower bound of both variances, nats^2"
+    )
     checked_fit: bool = Field(
-        True,
+        default=True,
         description="start EM at the data, too, keep the likelier fit, and discard one without two "
         "separate modes; off: only at S, and every fit counts (the paper)",
     )
-    monotone: bool = Field(True, description="a smaller loss is never less clean")
+    monotone: bool = Field(default=True, description="a smaller loss is never less clean")
     doubtful: Literal["keep", "flag"] = Field(
-        "keep",
+        default="keep",
         description="labels with a clean probability between 1 - tau and tau: "
         "keep, or flag (the paper)",
     )
     unseen_class: Literal["zeta", "zero"] = Field(
-        "zeta",
+        default="zeta",
         description="threshold of a class that is never predicted on clean samples (Avg_c = 0): "
         "zeta_0, or 0 (Eq. 10 as printed)",
     )
     guard: bool = Field(
-        True,
+        default=True,
         description="train on the given labels for a round in which D_hat looks like a collapse",
     )
     # ---- the log ----
     diagnostics: bool = Field(
-        True, description="also send delta, tau, thresholds, counts and guard (numbers for the log)"
+        default=True,
+        description="also send delta, tau, thresholds, counts and guard (numbers for the log)",
     )
 
 

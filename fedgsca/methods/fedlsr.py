@@ -64,20 +64,23 @@ class FedLSROptions(PublishedOptions):
     }
 
     gamma: NonNegative = Field(
-        0.4, description="weight of the agreement of the two views; official 0.4"
+        default=0.4, description="weight of the agreement of the two views; official 0.4"
     )
-    ramp: Share = Field(0.2, description="share of the rounds in which gamma rises; official 0.2")
+    ramp: Share = Field(
+        default=0.2, description="share of the rounds in which gamma rises; official 0.2"
+    )
     entropy_weight: NonNegative = Field(
-        0.3, description="gamma_e; official 0.6, the authors' benchmark 0.3"
+        default=0.3, description="gamma_e; official 0.6, the authors' benchmark 0.3"
     )
     temperature: Positive = Field(
-        1.0 / 3.0, description="T_d of the self-distillation; official 1/3"
+        default=1.0 / 3.0, description="T_d of the self-distillation; official 1/3"
     )
     loss_kind: Literal["ce", "double_softmax"] = Field(
-        "ce", description="cross-entropy of the sharpened prediction, or of its softmax (official)"
+        default="ce",
+        description="cross-entropy of the sharpened prediction, or of its softmax (official)",
     )
     feature_dropout: ShareBelowOne = Field(
-        0.2, description="second view of frozen features: share that is dropped"
+        default=0.2, description="second view of frozen features: share that is dropped"
     )
 
 

@@ -78,20 +78,23 @@ class FedNoRoOptions(TwoStageOptions):
 
     OFFICIAL: ClassVar[Mapping[str, object]] = {"grouping": "mixtures"}
 
-    warmup: Count = Field(10, description="T_1, rounds of stage 1; official 10")
+    warmup: Count = Field(default=10, description="T_1, rounds of stage 1; official 10")
     ramp_end: Share = Field(
-        0.49,
+        default=0.49,
         description="share of the rounds at which lam reaches its full value; official 49 of 100",
     )
     strength: Share = Field(
-        0.8, description="full value of lam, the weight of the teacher; official 0.8"
+        default=0.8, description="full value of lam, the weight of the teacher; official 0.8"
     )
-    temperature: Positive = Field(0.8, description="of the teacher; below 1 sharpens; official 0.8")
+    temperature: Positive = Field(
+        default=0.8, description="of the teacher; below 1 sharpens; official 0.8"
+    )
     distance: Distance = Field(
-        "layers", description="of two models: sum of the tensors' norms (official) or one norm"
+        default="layers",
+        description="of two models: sum of the tensors' norms (official) or one norm",
     )
     grouping: Grouping = Field(
-        "two-means",
+        default="two-means",
         description="clean and noisy sites: 2-means, or a vote of Gaussian mixtures (official)",
     )
 

@@ -42,7 +42,7 @@ class FedProxOptions(PublishedOptions):
     OFFICIAL: ClassVar[Mapping[str, object]] = {"mu": 1.0}
 
     mu: NonNegative = Field(
-        0.01, description="strength of the proximal term; the paper's grid: 1e-3 .. 1"
+        default=0.01, description="strength of the proximal term; the paper's grid: 1e-3 .. 1"
     )
 
 

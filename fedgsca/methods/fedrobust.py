@@ -81,42 +81,43 @@ class FedRobustOptions(PublishedOptions):
     }
 
     family: Literal["small", "full"] = Field(
-        "small",
+        default="small",
         description="maps: per colour or per feature, or a full matrix on all numbers of an input "
         f"(official; at most {MAX_FULL})",
     )
     matrix_penalty: NonNegative = Field(
-        2.0,
+        default=2.0,
         description="a, on ||Lambda - I||^2; official 100 on a sum over 50 samples = 2 on a mean",
     )
     matrix_lr: NonNegative = Field(
-        0.05, description="ascent step of Lambda; official 1e-3 on a sum over 50 = 0.05 on a mean"
+        default=0.05,
+        description="ascent step of Lambda; official 1e-3 on a sum over 50 = 0.05 on a mean",
     )
     matrix_radius: NonNegative = Field(
-        0.4,
+        default=0.4,
         description="largest ||Lambda - I||; official 0.4 in a figure, 5 to 10 in the notebooks",
     )
     shift_penalty: NonNegative = Field(
-        2.0,
+        default=2.0,
         description="b, on ||delta||^2; official 4 on a sum over 50 = 0.08, over s^2 with s = 0.2",
     )
     shift_lr: NonNegative = Field(
-        0.05,
+        default=0.05,
         description="ascent step of delta; official 0.025 on a sum over 50 = 1.25, "
         "times s^2 with s = 0.2",
     )
     shift_radius: NonNegative = Field(
-        0.2,
+        default=0.2,
         description="s, largest ||delta|| in normalised units; "
         "official 1 on entire images (norm about 28)",
     )
     feature_unit: Positive = Field(
-        0.09,
+        default=0.09,
         description="frozen features: distortions are this times sqrt(D) times as large; "
         "official ratio 0.036 / 0.2 = 0.18",
     )
     weights: Literal["samples", "equal"] = Field(
-        "samples", description="average by n_k (here), or all sites equally (official)"
+        default="samples", description="average by n_k (here), or all sites equally (official)"
     )
 
 

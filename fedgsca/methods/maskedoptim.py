@@ -58,20 +58,21 @@ class MaskedOptimOptions(FedELCOptions):
     OFFICIAL: ClassVar[Mapping[str, object]] = {**FedELCOptions.OFFICIAL, "median": "none"}
 
     keep: PositiveShare = Field(
-        0.8,
+        default=0.8,
         description="share of a batch, with the smallest losses, whose given labels count; "
         "official 0.8",
     )
     pull: ShareBelowOne = Field(
-        0.2, description="share of the received model in what a noisy site sends; official 0.2"
+        default=0.2,
+        description="share of the received model in what a noisy site sends; official 0.2",
     )
     median: Literal["tensors", "model", "none"] = Field(
-        "tensors",
+        default="tensors",
         description="geometric median of each tensor, of the model, or none: FedAvg's mean, which "
         "the published code falls back to",
     )
     weighting: Literal["equal", "samples"] = Field(
-        "equal", description="median: weights of the sites, equal (official) or by samples"
+        default="equal", description="median: weights of the sites, equal (official) or by samples"
     )
 
 

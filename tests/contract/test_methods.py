@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -352,7 +353,7 @@ def test_introduces_itself(method: str) -> None:
     assert make_method(method, {}, 10) is not None
 
 
-SETTINGS: dict[str, dict[str, float]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"train__lr": 0.05},
     "another rate": {"train__lr": 0.5},
     "balanced classes": {"train__lr": 0.05, "train__class_balance": 1.0},

@@ -55,7 +55,7 @@ Distance = Literal["layers", "flat"]
 class TwoStageOptions(PublishedOptions):
     """When the warm-up ends."""
 
-    warmup: Count = Field(10, description="T_1, rounds of stage 1")
+    warmup: Count = Field(default=10, description="T_1, rounds of stage 1")
 
 
 # ---- the rule and the verdicts ----
