@@ -54,7 +54,7 @@ class PublishedOptions(MethodOptions):
     OFFICIAL: ClassVar[Mapping[str, object]] = {}
 
     official: bool = Field(
-        False,
+        default=False,
         description="every option as in the authors' code; options that are set explicitly win",
     )
 
