@@ -116,19 +116,10 @@ def plausibility(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
 
 
 def describe_doubts(site: Site, posterior: np.ndarray) -> Selection:
-    """For the site's own records: labels that are flagged, and the classes that are more probable.
-
-    A label is flagged if the evidence finds it more likely wrong than right.
-    """
+    """For logs: labels that the evidence finds more likely wrong than right are flagged."""
     given = site.labels
-    doubt = suspicion(posterior, given)
-    clean = doubt <= 0.5
-    pseudo_rows = np.flatnonzero(~clean)
-    site.note(
-        clean=clean,
-        clean_probability=1.0 - doubt,
-        pseudo_rows=pseudo_rows,
-        pseudo_labels=posterior.argmax(axis=1)[pseudo_rows],
-    )
+    clean_probability = 1.0 - suspicion(posterior, given)
+    clean = clean_probability >= 0.5
+    site.note(clean=clean, clean_probability=clean_probability)
     delta = wrong_share(posterior, given, site.checked)
-    return Selection(np.arange(len(given)), given, clean, len(pseudo_rows), delta)
+    return Selection(np.arange(len(given)), given, clean, delta=delta)

@@ -48,14 +48,6 @@ def test_noisy_sites_are_recognised_and_their_wrong_labels_flagged(finished: Toy
         assert np.mean(clean == ~wrong) > 0.75
 
 
-def test_pseudo_labels_are_the_true_classes(finished: Toy) -> None:
-    for name in ("site-3", "site-4"):
-        rows = finished.notes[name]["pseudo_rows"]
-        assert len(rows) > 15
-        labels = finished.notes[name]["pseudo_labels"]
-        assert np.mean(labels == finished.truth[name][rows]) > 0.7
-
-
 def test_before_the_first_posterior_all_labels_are_used(tmp_path: Path) -> None:
     toy = toy_with_heads(tmp_path)
     toy.run(RENEWAL_ROUNDS[0])
@@ -106,7 +98,6 @@ def test_where_the_images_say_nothing_all_labels_are_used(tmp_path: Path) -> Non
     for update in toy.updates.values():
         assert update.extras["fallback"] == 1
         assert update.extras["clean"] == 400
-        assert update.extras["pseudo"] == 0
 
 
 def test_where_the_images_say_something_the_fallback_is_not_used(finished: Toy) -> None:
