@@ -87,10 +87,6 @@ class FedCUFIT(Method):
     }
     late = Lateness("heads are averaged, and nothing else travels", is_tolerated=True)
 
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model and the guides, once there are any."""
-        return Payload(round, state.weights, dict(state.extras))
-
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Choose by the guides as received; train the guides and the model."""
         site.load(payload.weights)

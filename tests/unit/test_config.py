@@ -230,6 +230,21 @@ def test_every_option_of_the_method_is_filled_in() -> None:
     assert "fedprox" in to_toml(load_config(method="fedprox"))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"evidence__backbone": "none"},
+        {"model__name": "efficientnet-lite0", "model__frozen": True, "model__weights": "none"},
+    ],
+)
+def test_a_default_that_is_switched_off_stays_off_in_the_file(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    config = load_config(**settings)
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert load_config(tmp_path / "config.toml") == config
+
+
 def test_none_is_none_only_where_a_key_may_be_none() -> None:
     """TOML has no null."""
     assert load_config(sets=["data.image_size=none"]).data.image_size is None

@@ -14,11 +14,10 @@ from fedgsca.errors import ConfigError
 from fedgsca.evidence import MAX_WEIGHT
 from fedgsca.methods import train as training
 from fedgsca.methods.label_loss import LabelLoss
+from fedgsca.methods.parts.optimisers import SGD, AdamW
 from fedgsca.methods.site import Samples, Site, weights_of
 from fedgsca.methods.site_store import Store
 from fedgsca.methods.train import (
-    SGD,
-    AdamW,
     Batch,
     LogitObjective,
     LogitPass,
