@@ -65,6 +65,9 @@ def tiny(*more: str) -> list[str]:
         "train.batch_size=8",
         "--set",
         "train.threads=1",
+        # the default is a large frozen network: most of the time is its pass over the images
+        "--set",
+        "model.feature_size=32",
         *more,
     ]
 
