@@ -26,7 +26,7 @@ from fedgsca.evidence import softmax
 from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import Card, Lateness, Method, ServerState, register
 from fedgsca.methods.site import Site
-from fedgsca.methods.train import cross_entropy, draw_balanced, evaluate_site, train
+from fedgsca.methods.train import cross_entropy, draw_weighted, evaluate_site, train
 from fedgsca.wire import Extra, Payload, Update
 
 GUIDES = 2
@@ -52,7 +52,7 @@ def train_guide(
     rng = site.rng(round, "guides")
     order = rng.permutation(len(rows))
     if hyper.class_balance > 0 and len(rows):
-        order = draw_balanced(labels, order, hyper.class_balance, rng)
+        order = draw_weighted(labels, order, hyper.class_balance, rng)
     for start in range(0, len(order), hyper.batch_size):
         batch = order[start : start + hyper.batch_size]
         x = features[rows[batch]]

@@ -134,22 +134,23 @@ def batches(
     round: int,
     rows: np.ndarray | None = None,
     labels: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
     *,
     epoch: int = 0,
 ) -> Iterator[Batch]:
     """One shuffled, augmented pass over `rows` (default: all) with one label per row.
 
-    The default labels are the given ones. With `train.class_balance`, rows of rare labels come
-    several times and others not in every pass (`draw_balanced`). A last batch of one sample is
-    skipped: BatchNorm cannot normalise it.
+    The default labels are the given ones. With `train.class_balance` or `weights` (one per row),
+    some rows come several times and others not in every pass (`draw_weighted`). A last batch of one
+    sample is skipped: BatchNorm cannot normalise it.
     """
     site.evaluation = None  # the model is about to change
     rows = np.arange(site.num_samples) if rows is None else rows
     labels = site.labels[rows] if labels is None else labels
     order = site.rng(round, "shuffle", epoch).permutation(len(rows))
-    if site.hyper.class_balance > 0 and len(rows):
+    if (site.hyper.class_balance > 0 or weights is not None) and len(rows):
         rng = site.rng(round, "balance", epoch)
-        order = draw_balanced(labels, order, site.hyper.class_balance, rng)
+        order = draw_weighted(labels, order, site.hyper.class_balance, rng, weights)
     rng = site.rng(round, "augment", epoch)
     size = site.hyper.batch_size
     if site.hyper.steps is not None:
@@ -172,20 +173,28 @@ def batches(
                 yield Batch(batch_x, batch_y, batch_rows)
 
 
-def draw_balanced(
-    labels: np.ndarray, order: np.ndarray, exponent: float, rng: np.random.Generator
+def draw_weighted(
+    labels: np.ndarray,
+    order: np.ndarray,
+    exponent: float,
+    rng: np.random.Generator,
+    weights: np.ndarray | None = None,
 ) -> np.ndarray:
     """(m,): positions of a pass in which class c has a share in proportion to n_c^(1 - exponent).
 
-    labels (m,), order (m,) a permutation that says which samples of a class come first. A sample
-    comes MAX_WEIGHT times at most. Every class gets its number of places up to one, which a draw of
-    every single place would not give; the pass is as long as one over all samples.
+    labels (m,), order (m,) a permutation that says which samples of a class come first. With
+    `weights` (m,), n_c is the sum of those of the class, and within a class a sample comes in
+    proportion to its weight. A sample comes MAX_WEIGHT times at most. Every class gets its number
+    of places up to one, which a draw of every single place would not give; the pass is as long as
+    one over all samples.
     """
-    counts = np.bincount(labels)
-    weights = balance_classes(counts, exponent)[labels]
-    weights = np.minimum(weights / weights.mean(), MAX_WEIGHT)
+    masses = np.bincount(labels, weights)
+    shares = balance_classes(masses, exponent)[labels]
+    if weights is not None:
+        shares = shares * weights
+    shares = np.minimum(shares / shares.mean(), MAX_WEIGHT)
     by_class = order[np.argsort(labels[order], kind="stable")]
-    edges = np.cumsum(weights[by_class])
+    edges = np.cumsum(shares[by_class])
     places = (np.arange(len(labels)) + rng.random()) * (edges[-1] / len(labels))
     positions = np.minimum(np.searchsorted(edges, places, side="right"), len(labels) - 1)
     return np.asarray(by_class[positions][rng.permutation(len(labels))])
@@ -208,20 +217,23 @@ def train(
     objective: Objective,
     rows: np.ndarray | None = None,
     labels: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> None:
     """E local epochs of SGD on the site's model, which already holds the weights to start from.
 
-    rows (m,) and labels (m,) are the training set; by default all samples with the given labels.
+    rows (m,) and labels (m,) are the training set; by default all samples with the given labels,
+    which all come equally often unless there are `weights` (m,).
     """
     site.model.train()
     sgd = optimiser(site, round)
     head = linear_head(site.model, site.device)
     if head is not None and isinstance(objective, LogitObjective) and objective.has_gradient:
         for epoch in range(site.hyper.epochs):
-            _train_head(head, sgd, objective, batches(site, round, rows, labels, epoch=epoch))
+            epoch_batches = batches(site, round, rows, labels, weights, epoch=epoch)
+            _train_head(head, sgd, objective, epoch_batches)
         return
     for epoch in range(site.hyper.epochs):
-        for batch in batches(site, round, rows, labels, epoch=epoch):
+        for batch in batches(site, round, rows, labels, weights, epoch=epoch):
             sgd.zero_grad()
             with precision(site.device):
                 loss = objective(site.model, batch)

@@ -32,13 +32,19 @@ def test_file_then_set_then_flags(tmp_path: Path) -> None:
 def test_all_problems_are_reported_together() -> None:
     with pytest.raises(ConfigError) as error:
         load_config(
-            sets=["train.lr=-1", "train.round=3", "data.sites=0", "seeds=1", "fedgsca-e.trust=2"]
+            sets=[
+                "train.lr=-1",
+                "train.round=3",
+                "data.sites=0",
+                "seeds=1",
+                "fedgsca-e.diagnostics=7",
+            ]
         )
     assert error.value.code == "config.invalid" and error.value.fix
     problems = sorted((problem.code, problem.message) for problem in error.value.problems)
     expected = [
         ("config.invalid-value", "data.sites:"),
-        ("config.invalid-value", "fedgsca-e.trust:"),
+        ("config.invalid-value", "fedgsca-e.diagnostics:"),
         ("config.invalid-value", "train.lr:"),
         ("config.unknown-key", "seeds:"),
         ("config.unknown-key", "train.round:"),
@@ -57,7 +63,7 @@ def test_all_problems_are_reported_together() -> None:
         ("preset=papr", "config.unknown-preset", "default, paper"),
         ("train.round=3", "config.unknown-key", "rounds?"),
         ("seeds=1", "config.unknown-key", "seed?"),
-        ("fedgsca-e.trusd=1", "config.unknown-key", "trust?"),
+        ("fedgsca-e.diagnostic=1", "config.unknown-key", "diagnostics?"),
         ("privacy.clipp=1", "config.unknown-key", "clip?"),
         ("options.alpha=1", "config.unknown-key", "fedgsca-e.KEY"),
         ("fedgsca=1", "config.not-a-section", "fedgsca.KEY"),
@@ -259,7 +265,7 @@ def test_the_fingerprint_follows_every_value() -> None:
         for s in (
             "seed=1",
             "train.lr=0.021",
-            "fedgsca-e.trust=0.6",
+            "fedgsca-e.diagnostics=false",
             "noise.spec=S40",
             "train.threads=1",
         )
