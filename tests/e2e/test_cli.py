@@ -441,7 +441,7 @@ def test_list_bad_fails_where_a_run_would_not_start(shell: Shell) -> None:
 
 
 def test_noise_preview_shows_nominal_and_realised_rates(shell: Shell) -> None:
-    words = ("noise", "0-S40-P20-C20", "--data", toy_npz())
+    words = ("noise", "0-S40-P20-C20", "--data", toy_npz(), "--set", "model.feature_size=32")
     found = shell.json(*words)
     nominal = [site["nominal"] for site in found["sites"]]
     assert nominal == [0, 0.4, 0.2, 0.2]
