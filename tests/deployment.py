@@ -180,30 +180,11 @@ def site_workers(folder: Path, name: str = "") -> list[int]:
     process_ids = []
     for entry in Path("/proc").glob("[0-9]*"):
         words = program(int(entry.name)).split()
-        if "fedgsca.hospital.site_worker" in words and any(
+        if "fedgsca.hospital.worker" in words and any(
             word.startswith(str(folder)) and word.endswith(f"{name}.toml") for word in words
         ):
             process_ids.append(int(entry.name))
     return process_ids
-
-
-def listening(numbers: list[int]) -> set[str]:
-    """Addresses on which these processes accept connections; 0.0.0.0 means all of the machine's."""
-    sockets = set()
-    for number in numbers:
-        for entry in Path(f"/proc/{number}/fd").glob("*"):
-            with contextlib.suppress(OSError):
-                sockets.add(str(entry.readlink()))
-    addresses = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = row.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                raw = bytes.fromhex(fields[1].partition(":")[0])
-                # the kernel prints every four bytes in its own order
-                parts = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
-                addresses.add(socket.inet_ntop(family, b"".join(parts)))
-    return addresses
 
 
 def end_flower(number: int) -> None:

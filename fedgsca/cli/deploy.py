@@ -290,7 +290,7 @@ def make_app(config: Experiment, run: NewRun) -> None:
     """At the coordinator: make the run folder and the small app in it that `flwr run` starts."""
     from fedgsca.config import load_config
     from fedgsca.federation.deployment import prepare_coordinator
-    from fedgsca.hospital.flower import write_app
+    from fedgsca.hospital.coordinator import write_app
 
     experiment = load_config(config)
     prepare_coordinator(experiment)  # reports wrong settings here rather than in Flower's log
@@ -307,7 +307,7 @@ def run_site(
     from fedgsca.hospital.messages import require_flower
 
     require_flower()
-    from fedgsca.hospital.flower_node import NodeAddress, run_node
+    from fedgsca.hospital.node import NodeAddress, run_node
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every question for messages
@@ -342,7 +342,7 @@ def agree(
     """At a hospital: allow the experiment of a kit until a day. Without it nothing leaves."""
     from fedgsca.config import load_config
     from fedgsca.hospital.ledger import Ledger, describe_experiment
-    from fedgsca.hospital.site_settings import read_settings
+    from fedgsca.hospital.settings import read_settings
 
     ledger = Ledger(read_settings(kit / "site.toml"))
     config = load_config(experiment or kit / "experiment.toml")
@@ -400,7 +400,7 @@ def show_ledger(kit: Kit = Path(), expect: Expect = None, as_json: Json = False)
     """At a hospital: what was allowed, what has left and when, and whether the list was changed."""
     from fedgsca.errors import DataError
     from fedgsca.hospital.ledger import Ledger
-    from fedgsca.hospital.site_settings import read_settings
+    from fedgsca.hospital.settings import read_settings
 
     ledger = Ledger(read_settings(kit / "site.toml"))
     entries = ledger.entries()

@@ -38,7 +38,7 @@ from fedgsca.hospital.kits import (
     installed_versions,
 )
 from fedgsca.hospital.ledger import Ledger
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import join_words, plural, size_text
 

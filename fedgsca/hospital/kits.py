@@ -321,7 +321,7 @@ def _weight_extras(config: Config) -> list[str]:
 
 def _hospital_values(consortium: Consortium, config: Config, hospital: Hospital) -> dict[str, Any]:
     """What the templates of a hospital's files contain."""
-    from fedgsca.hospital.site_settings import SiteSettings, state_folder
+    from fedgsca.hospital.settings import SiteSettings, state_folder
 
     folder = f"/opt/fedgsca/{hospital.name}"
     values = _common_values(consortium, config, folder, f"fedgsca-{hospital.name}.service")

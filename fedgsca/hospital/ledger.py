@@ -33,7 +33,7 @@ from fedgsca.config import Config
 from fedgsca.errors import FedgscaError, RunFolderError
 from fedgsca.federation.base import Reply
 from fedgsca.hospital.messages import EncodedMessage, decode, encode_reply, public_reason
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from fedgsca.support.files import GROWING_FILE, PRIVATE, file_lock
 from fedgsca.support.json_record import Record
 from fedgsca.support.version import __version__

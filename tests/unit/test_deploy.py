@@ -61,7 +61,7 @@ from fedgsca.hospital.check_kit import (
 )
 from fedgsca.hospital.consortium import read_consortium
 from fedgsca.hospital.kits import KEY_FILE, add_hospital, installed_versions, make_kits
-from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
+from fedgsca.hospital.settings import SiteSettings, read_settings, state_folder
 
 PLAN = """
 name = "Test"

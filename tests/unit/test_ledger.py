@@ -16,7 +16,7 @@ from fedgsca.errors import RunFolderError
 from fedgsca.federation.base import Reply
 from fedgsca.hospital.ledger import NO_AGREEMENT, Gate, Ledger
 from fedgsca.hospital.messages import EncodedMessage, encode, encode_reply
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from fedgsca.wire import Update
 
 EXPERIMENT = "e" * 64

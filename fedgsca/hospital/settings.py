@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -40,11 +39,6 @@ class SiteSettings(Section):
         description="send numbers about its labels, such as the share that looks wrong; the"
         " coordinator shows them beside its name",
     )
-
-    def __hash__(self) -> int:
-        """By all values, class names included: the runner of a site is cached by its settings."""
-        digest = hashlib.sha256(self.model_dump_json().encode()).digest()
-        return int.from_bytes(digest[:7], "big")
 
 
 def read_settings(path: Path) -> SiteSettings:
