@@ -5,7 +5,7 @@ Every message is encoded and decoded as it is on the wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -49,12 +49,14 @@ class LocalGrid(Grid):
         app: ClientApp,
         nodes: int,
         intercept: Intercept | None = None,
-        names: dict[int, str] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.app = app
         self.count = nodes
-        self.names = names or {}  # site number -> the name under which its key is registered
+        # site number -> the name under which its key is registered
+        names = names or [f"site-{number}" for number in range(1, nodes + 1)]
+        self.names = dict(enumerate(names, start=1))
         self.intercept: Intercept = intercept or (lambda site, message, deliver: deliver())
         self.replies: dict[str, Message] = {}
         self.offline: set[int] = set()
@@ -77,10 +79,7 @@ class LocalGrid(Grid):
         return [100 + k for k in range(1, self.count + 1) if k not in self.offline]
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [
-            NodeInfo(node_id=node, name=self.names.get(node - 100, ""))
-            for node in self.get_node_ids()
-        ]
+        return [NodeInfo(node_id=node, name=self.names[node - 100]) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         message_ids = []

@@ -14,8 +14,6 @@ from fedgsca.support.console import make_table, print_json, print_line, print_ta
 from fedgsca.support.text import DASH, count, duration, number, one_line, plural, size_text
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
     from fedgsca.federation.round_status import DeploymentStatus
     from fedgsca.hospital.check_connection import CheckResult
 
@@ -108,7 +106,7 @@ Authority = Annotated[
     typer.Option("--sign", metavar="AUTHORITY", help="folder of the authority, to sign them"),
 ]
 
-_STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow", "skipped": "yellow"}
+_STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow"}
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -307,27 +305,14 @@ def run_site(
     from fedgsca.hospital.messages import require_flower
 
     require_flower()
+    from fedgsca.hospital.certificates import read_key_file
     from fedgsca.hospital.node import NodeAddress, run_node
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every question for messages
-    address = NodeAddress(superlink, root_certificates, _read_key(key))
+    address = NodeAddress(superlink, root_certificates, read_key_file(key).key)
     run_node(address, site)
     raise typer.Exit(1)  # the connection could not be kept
-
-
-def _read_key(path: Path) -> EllipticCurvePrivateKey:
-    from fedgsca.errors import DataError
-    from fedgsca.hospital.certificates import read_node_key
-
-    try:
-        return read_node_key(path.read_bytes()).key
-    except OSError as error:
-        raise DataError(
-            "deploy.unusable-key",
-            f"the key {path} cannot be read: {error.strerror}",
-            fix="take the file out of the kit again, or correct --key",
-        ) from None
 
 
 @group.command("agree")

@@ -18,10 +18,13 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from fedgsca.hospital.certificates import NodeKey
 
 TIMEOUT = 10.0  # seconds
 # Flower refuses a signature from more than 5 s in the future; the header Date has whole seconds.
@@ -34,7 +37,7 @@ _HAS_EXPIRED = 10
 _WRONG_NAME = (62, 64)
 
 
-CheckState = Literal["ok", "FAIL", "unknown", "skipped"]
+CheckState = Literal["ok", "FAIL", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -71,28 +74,15 @@ def undetermined(topic: str, text: str, fix: str) -> CheckResult:
     return CheckResult(topic, "unknown", text, fix)
 
 
-def skipped(topic: str, text: str, fix: str) -> CheckResult:
-    """The check needs another one to pass first; `fix` says which."""
-    return CheckResult(topic, "skipped", text, fix)
-
-
 # ---- the connection ----
 
 
-@dataclass(frozen=True)
-class PeerCertificate:
-    """What is needed of a server's certificate."""
-
-    end: float  # seconds since 1970
-    hosts: tuple[str, ...]
-
-
 def check_connection(
-    address: str, port: int, authority: Path, identity: SiteIdentity | None
+    address: str, port: int, authority: Path, key: NodeKey | None
 ) -> Iterator[CheckResult]:
     """Results up to the first step that fails, because the later ones depend on it.
 
-    `identity` is None if the hospital has no usable key; then the key is not checked.
+    `key` is None if the hospital has no usable one; then it is not checked.
     """
     try:
         ip_address = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0]
@@ -121,14 +111,14 @@ def check_connection(
     certificate = check_certificate(address, port, authority)
     yield certificate
     if certificate.ok:
-        yield from _check_superlink(address, port, authority, identity)
+        yield from _check_superlink(address, port, authority, key)
 
 
 def _check_superlink(
-    address: str, port: int, authority: Path, identity: SiteIdentity | None
+    address: str, port: int, authority: Path, key: NodeKey | None
 ) -> Iterator[CheckResult]:
     try:
-        answer = probe_superlink(address, port, authority, identity, TIMEOUT)
+        answer = probe_superlink(address, port, authority, key, TIMEOUT)
     except (OSError, http.client.HTTPException, ValueError) as error:
         yield failed(
             "server",
@@ -137,7 +127,7 @@ def _check_superlink(
         )
         return
     yield check_clock(answer.seconds_ahead)
-    if identity is not None:
+    if key is not None:
         yield check_registration(answer.is_registered)
 
 
@@ -152,7 +142,7 @@ def check_certificate(address: str, port: int, authority: Path) -> CheckResult:
             "take ca.crt out of the kit again",
         )
     try:
-        certificate = _fetch_certificate(context, address, port)
+        end, _ = _fetch_certificate(context, address, port)
     except ssl.SSLCertVerificationError as error:
         return _explain_refusal(error, context, address, port)
     except (ssl.SSLError, OSError) as error:
@@ -161,8 +151,8 @@ def check_certificate(address: str, port: int, authority: Path) -> CheckResult:
             f"the server does not use TLS ({error})",
             "ask the coordinator whether a SuperLink is listening on this port",
         )
-    days = int((certificate.end - time.time()) // 86400)
-    date = time.strftime("%Y-%m-%d", time.gmtime(certificate.end))
+    days = int((end - time.time()) // 86400)
+    date = time.strftime("%Y-%m-%d", time.gmtime(end))
     text = f"signed by the consortium, for {address}, until {date}"
     if days < MIN_DAYS_LEFT:
         return failed(
@@ -173,7 +163,8 @@ def check_certificate(address: str, port: int, authority: Path) -> CheckResult:
     return passed("certificate", text)
 
 
-def _fetch_certificate(context: ssl.SSLContext, address: str, port: int) -> PeerCertificate:
+def _fetch_certificate(context: ssl.SSLContext, address: str, port: int) -> tuple[float, list[str]]:
+    """When the server's certificate expires (seconds since 1970), and its names."""
     with (
         socket.create_connection((address, port), TIMEOUT) as raw,
         context.wrap_socket(raw, server_hostname=address) as tls,
@@ -182,7 +173,7 @@ def _fetch_certificate(context: ssl.SSLContext, address: str, port: int) -> Peer
     names = fields.get("subjectAltName", ())
     assert isinstance(names, tuple)
     end = ssl.cert_time_to_seconds(str(fields["notAfter"]))
-    return PeerCertificate(end, tuple(str(name[1]) for name in names))
+    return end, [str(name[1]) for name in names]
 
 
 def _explain_refusal(
@@ -202,7 +193,7 @@ def _explain_refusal(
         )
     if error.verify_code in _WRONG_NAME:
         context.check_hostname = False  # the chain is still verified
-        hosts = ", ".join(_fetch_certificate(context, address, port).hosts)
+        hosts = ", ".join(_fetch_certificate(context, address, port)[1])
         return failed(
             "certificate",
             f"it is not for {address}, but for: {hosts}",
@@ -261,14 +252,6 @@ UNKNOWN_KEY, WRONG_HEARTBEAT = 2004, 2003
 
 
 @dataclass(frozen=True)
-class SiteIdentity:
-    """A site's key as the probe needs it: the public half in PEM, and a function that signs."""
-
-    public_key: bytes
-    sign: Callable[[bytes], bytes]
-
-
-@dataclass(frozen=True)
 class ProbeAnswer:
     """What can be concluded from the SuperLink's answer."""
 
@@ -288,18 +271,18 @@ def activation_request(public_key: bytes) -> bytes:
 
 
 def probe_superlink(
-    address: str, port: int, authority: Path, identity: SiteIdentity | None, timeout: float
+    address: str, port: int, authority: Path, key: NodeKey | None, timeout: float
 ) -> ProbeAnswer:
-    """Send the request, signed if there is an identity. Without flwr the key stays unchecked.
+    """Send the request, signed if there is a key. Without flwr it stays unchecked.
 
     Raises OSError, HTTPException or ValueError if the server does not answer properly.
     """
     headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
     body = b""
-    if identity is not None:
-        headers |= _signature_headers(identity)
+    if key is not None:
+        headers |= _signature_headers(key)
         try:
-            body = activation_request(identity.public_key)
+            body = activation_request(key.public)
         except ImportError:
             body = b""
     context = ssl.create_default_context(cafile=str(authority))
@@ -333,12 +316,12 @@ def clock_difference(begin: float, end: float, server_time: float) -> float:
     return min(end - server_time, 0.0)
 
 
-def _signature_headers(identity: SiteIdentity) -> dict[str, str]:
+def _signature_headers(key: NodeKey) -> dict[str, str]:
     timestamp = datetime.datetime.now(datetime.UTC).isoformat()
     return {
-        "flwr-public-key": base64.b64encode(identity.public_key).decode(),
+        "flwr-public-key": base64.b64encode(key.public).decode(),
         "flwr-timestamp": timestamp,
-        "flwr-signature": base64.b64encode(identity.sign(timestamp.encode())).decode(),
+        "flwr-signature": base64.b64encode(key.sign(timestamp.encode())).decode(),
     }
 
 

@@ -7,7 +7,6 @@ the cache that it needs exists afterwards.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shlex
 import shutil
@@ -22,20 +21,17 @@ from fedgsca.errors import ClassListError, ConfigError, FedgscaError
 from fedgsca.hospital.check_connection import (
     MIN_DAYS_LEFT,
     CheckResult,
-    SiteIdentity,
     check_certificate,
     check_connection,
     failed,
     passed,
-    skipped,
     undetermined,
 )
 from fedgsca.hospital.kits import (
     KEY_FILE,
-    KIT_FILE,
-    CoordinatorKit,
-    HospitalKit,
+    Kit,
     installed_versions,
+    read_kit,
 )
 from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.settings import SiteSettings, read_settings
@@ -47,15 +43,17 @@ RESERVE = 1_000_000_000  # bytes for the method's memory, Flower's files and log
 
 def check_kit(kit: Path) -> Iterator[CheckResult]:
     """All results for a hospital's or the coordinator's kit, those of quick checks first."""
+    from fedgsca.hospital.certificates import read_key_file
+
     info = read_kit(kit)
     config = load_config(kit / "experiment.toml")
-    if isinstance(info, CoordinatorKit):
+    if not info.hospital:
         yield from check_coordinator(kit, info, config)
         return
     yield from check_versions(info.versions)
     yield from check_wheels(kit)
-    key = check_hospital_key(kit / KEY_FILE)
-    yield key
+    key_result = check_hospital_key(kit / KEY_FILE)
+    yield key_result
     settings: SiteSettings | None = None
     try:
         settings = read_settings(kit / "site.toml")
@@ -64,26 +62,11 @@ def check_kit(kit: Path) -> Iterator[CheckResult]:
     else:
         yield check_site_name(settings, info.hospital)
         yield check_agreement(config, settings)
-    identity = None if key.state == "FAIL" else _read_identity(kit)
-    yield from check_connection(info.address, info.port, kit / "ca.crt", identity)
+    key = read_key_file(kit / KEY_FILE) if key_result.ok else None
+    yield from check_connection(info.address, info.port, kit / "ca.crt", key)
     yield check_processor(config)
     if settings is not None:
         yield from check_site_data(config, settings)
-
-
-def read_kit(kit: Path) -> HospitalKit | CoordinatorKit:
-    """kit.json of a kit's folder."""
-    try:
-        fields = dict(json.loads((kit / KIT_FILE).read_bytes()))
-    except (OSError, ValueError):
-        raise ConfigError(
-            "deploy.not-a-kit",
-            f"{kit} is not a kit: it has no readable {KIT_FILE}",
-            fix="give the folder that was in the zip file, or the coordinator's folder",
-        ) from None
-    if "hospital" in fields:
-        return HospitalKit.from_json(fields)
-    return CoordinatorKit.from_json(fields)
 
 
 def check_wheels(kit: Path) -> Iterator[CheckResult]:
@@ -103,20 +86,17 @@ def check_wheels(kit: Path) -> Iterator[CheckResult]:
 
 def check_hospital_key(path: Path) -> CheckResult:
     """Whether the hospital's key is complete and closed to other users."""
-    from fedgsca.hospital.certificates import read_node_key
+    from fedgsca.hospital.certificates import read_key_file
 
-    again = f"take {path.name} out of the kit again"
     try:
-        data = path.read_bytes()
-        mode = path.stat().st_mode & 0o777
-        key = read_node_key(data)
-    except OSError as error:
-        return failed("key", f"{path.name} cannot be read: {error.strerror}", again)
+        key = read_key_file(path)
     except FedgscaError as error:
         return failed("key", f"{path.name}: {error.message}", error.fix)
     public = path.with_name(f"{path.name}.pub")
     if public.exists() and not key.fits(public.read_bytes()):
-        return failed("key", f"{public.name} does not belong to {path.name}", again)
+        fix = f"take {path.name} out of the kit again"
+        return failed("key", f"{public.name} does not belong to {path.name}", fix)
+    mode = path.stat().st_mode & 0o777
     if mode & 0o077:
         return failed(
             "key",
@@ -151,16 +131,6 @@ def check_agreement(config: Config, settings: SiteSettings) -> CheckResult:
             './agree.sh --person "NAME, ROLE" --until YYYY-MM-DD',
         )
     return passed("agreement", f"{text}: {agreement.person} agreed until {agreement.until}")
-
-
-def _read_identity(kit: Path) -> SiteIdentity | None:
-    from fedgsca.hospital.certificates import read_node_key
-
-    try:
-        key = read_node_key((kit / KEY_FILE).read_bytes())
-    except (OSError, FedgscaError):
-        return None
-    return SiteIdentity(key.public, key.sign)
 
 
 def _check_features(table: ImageTable) -> CheckResult:
@@ -219,9 +189,6 @@ def check_site_data(config: Config, settings: SiteSettings) -> Iterator[CheckRes
             yield failed("classes", error.message, error.fix)
         except FedgscaError as error:
             yield failed("data", error.message, error.fix)
-            yield skipped(
-                "classes", "not compared with the consortium's list", "fix the data first"
-            )
         else:
             num_images = len(table)
             num_train = len(table.rows("train"))
@@ -251,7 +218,7 @@ RENEW = (
 )
 
 
-def check_coordinator(kit: Path, info: CoordinatorKit, config: Config) -> Iterator[CheckResult]:
+def check_coordinator(kit: Path, info: Kit, config: Config) -> Iterator[CheckResult]:
     """All results, those of quick checks first."""
     yield from check_versions(info.versions, "the kits were made with")
     yield check_experiment(config, info.fingerprint)

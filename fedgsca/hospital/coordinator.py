@@ -72,7 +72,7 @@ class FlowerTransport:
         self.terms = terms
 
     def online(self) -> dict[int, str]:
-        """node -> the name under which its key is registered, or an empty text."""
+        """node -> the name under which its key is registered."""
         return {int(node.node_id): str(node.name or "") for node in self.grid.get_nodes()}
 
     def send(

@@ -40,7 +40,7 @@ class Transport(Protocol):
     """Delivers messages to numbered nodes."""
 
     def online(self) -> dict[int, str]:
-        """node -> the name under which its key is registered, or an empty text."""
+        """node -> the name under which its key is registered."""
         ...
 
     def send(
@@ -414,17 +414,16 @@ class NetworkEngine:
             if node is not None and node in key_names:
                 self._register_node(node, message, key_names[node])
 
-    def _register_node(self, node: int, message: SiteMessage, key_name: str) -> None:
-        reply = read_message(message, key_name, "hello", 0)
-        site = reply.site if reply.update is None else reply.update.site
-        reason = self.registry.enter(node, site, key_name, reply.error)
-        if reason is None and reply.update is not None:
-            self.registry.sizes.setdefault(site, reply.update.num_samples)
+    def _register_node(self, node: int, message: SiteMessage, name: str) -> None:
+        """`name` is that of the node's key."""
+        reply = read_message(message, name, "hello", 0)
+        site = name if reply.update is None else reply.update.site
+        reason = self.registry.enter(node, name, site, reply.error)
+        if reply.update is not None and reason is None:
+            self.registry.sizes.setdefault(name, reply.update.num_samples)
         if reason is not None:
-            self.observer.on_message(f"{site or 'a node'} cannot take part: {reason}")
-        name = key_name or site
-        if reason is None or name in self.registry.reasons:  # not a second node of a good site
-            self.observer.on_connection(name, reason)
+            self.observer.on_message(f"{name} cannot take part: {reason}")
+        self.observer.on_connection(name, reason)
 
 
 # ---- tell somebody ----

@@ -42,7 +42,9 @@ def run_consortium(tmp_path: Path, method: str, *agreeing: str) -> Path:
         )
 
     run_over_flower(
-        consortium(method=method), LocalGrid(client_app(find_settings), len(NAMES)), out
+        consortium(method=method),
+        LocalGrid(client_app(find_settings), len(NAMES), names=NAMES),
+        out,
     )
     return out
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -379,7 +379,7 @@ def test_an_error_of_flower_is_attributed_to_the_addressee(config: Config, tmp_p
 
 
 def first_refusals(
-    config: Config, out: Path, find_settings: FindSettings, names: dict[int, str] | None = None
+    config: Config, out: Path, find_settings: FindSettings, names: Sequence[str] = ()
 ) -> dict[str, str]:
     """The refusals of the first round; `names` are those of the sites' keys."""
     grid = LocalGrid(client_app(find_settings), SITES, names=names)
@@ -416,15 +416,16 @@ def test_another_version_does_not_take_part(
 
 
 @pytest.mark.parametrize("name", ["site-1", "nobody"])
-def test_a_name_that_is_taken_or_unknown_is_refused(
+def test_a_name_that_is_not_that_of_the_key_is_refused(
     name: str, config: Config, tmp_path: Path
 ) -> None:
     find_settings = one_different(tmp_path, 2, name=name, state=str(tmp_path / "s"))
-    assert first_refusals(config, tmp_path, find_settings) == {"site-2": "not connected"}
+    reason = f"it calls itself {name}, but its key is registered as site-2"
+    assert first_refusals(config, tmp_path, find_settings) == {"site-2": reason}
 
 
 def test_a_registered_key_speaks_for_its_own_site_only(config: Config, tmp_path: Path) -> None:
-    names = {1: "site-1", 2: "site-2", 3: "site-4", 4: "site-3"}
+    names = ["site-1", "site-2", "site-4", "site-3"]
     refusals = first_refusals(config, tmp_path, simulated_sites(tmp_path), names)
     assert set(refusals) == {"site-3", "site-4"}
     assert refusals["site-3"] == "it calls itself site-4, but its key is registered as site-3"
@@ -440,8 +441,7 @@ def test_details_of_broken_settings_stay_at_the_site(
             return read_settings(tmp_path / "site.toml")
         return simulated_sites(tmp_path / "run")(context)
 
-    names = {number: f"site-{number}" for number in range(1, 5)}
-    refusals = first_refusals(config, tmp_path / "run", find_settings, names)
+    refusals = first_refusals(config, tmp_path / "run", find_settings)
     assert refusals == {"site-4": "the configuration cannot be used there; its own log says more"}
     assert "secret" in caplog.text, "the hospital's own log has all problems"
     assert "state" in caplog.text
@@ -497,7 +497,7 @@ def hospital_grid(tmp_path: Path, intercept: Intercept | None = None) -> LocalGr
         state = tmp_path / "state" / name
         return SiteSettings(name=name, state=str(state), data=str(tmp_path / name))
 
-    return LocalGrid(client_app(find_settings), len(NAMES), intercept)
+    return LocalGrid(client_app(find_settings), len(NAMES), intercept, NAMES)
 
 
 def test_hospitals_train_and_test_on_their_own_images(tmp_path: Path) -> None:

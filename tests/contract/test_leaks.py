@@ -132,7 +132,7 @@ def run_consortium(
     out = tmp_path / "run"
     observer, tap = RecordingObserver(), WireTap()
     app = client_app(find_settings or hospital_places(tmp_path))
-    grid = LocalGrid(app, len(NAMES), tap, dict(enumerate(NAMES, start=1)))
+    grid = LocalGrid(app, len(NAMES), tap, NAMES)
     run_over_flower(config, grid, out, observer)
     write_report(out)
     contents = {f"message {i}": part for i, part in enumerate(tap.parts)}

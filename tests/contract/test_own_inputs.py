@@ -72,7 +72,7 @@ def hospital_grid(tmp_path: Path, **networks: tuple[str, ...]) -> LocalGrid:
             networks=networks.get(name, ()),
         )
 
-    return LocalGrid(client_app(find_settings), len(NAMES), None)
+    return LocalGrid(client_app(find_settings), len(NAMES), names=NAMES)
 
 
 def test_a_hospital_imports_only_what_its_own_settings_name(

@@ -44,7 +44,6 @@ from fedgsca.hospital.certificates import (
 )
 from fedgsca.hospital.check_connection import (
     ENDPOINT,
-    SiteIdentity,
     activation_request,
     clock_difference,
 )
@@ -486,8 +485,7 @@ def serving(
 def checked(folder: Path, trusted: CertifiedKey, port: int) -> dict[str, tuple[str, str]]:
     (folder / "ca.crt").write_bytes(trusted.certificate)
     key = read_node_key(make_key_pair()[0])
-    identity = SiteIdentity(key.public, key.sign)
-    results = list(connection.check_connection("127.0.0.1", port, folder / "ca.crt", identity))
+    results = list(connection.check_connection("127.0.0.1", port, folder / "ca.crt", key))
     assert all(result.fix for result in results if not result.ok)
     return {result.topic: (result.state, result.text) for result in results}
 
@@ -609,7 +607,7 @@ def test_versions_data_classes_and_disk(plan: Path, tmp_path: Path) -> None:
         f.topic: f
         for f in check_site_data(config, site.model_copy(update={"data": str(tmp_path / "gone")}))
     }
-    assert gone["data"].state == "FAIL" and gone["data"].fix and gone["classes"].state == "skipped"
+    assert gone["data"].state == "FAIL" and gone["data"].fix and "classes" not in gone
     assert (
         check_disk("disk", tmp_path, 10**18).state == "FAIL"
         and check_disk("disk", tmp_path / "new", 1).state == "ok"
