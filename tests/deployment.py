@@ -220,7 +220,7 @@ class Process:
                 f"{self.name} still runs after {seconds} s:\n{self.text[-3000:]}"
             ) from None
 
-    def wait_for(self, phrase: str, seconds: float = 60) -> None:
+    def wait_for(self, phrase: str, seconds: float = 300) -> None:
         """Wait until the process has printed this."""
         end = time.monotonic() + seconds
         while phrase not in self.text:
@@ -297,7 +297,7 @@ class Deployment:
         self.processes.append(Process(name, child, log))
         return self.processes[-1]
 
-    def command(self, *arguments: str, seconds: float = 60) -> str:
+    def command(self, *arguments: str, seconds: float = 300) -> str:
         """A `flwr` command that must succeed."""
         process = self.start("flwr", "flwr", *arguments)
         code = process.wait(seconds)
@@ -354,7 +354,7 @@ class Deployment:
             path.unlink()
 
 
-def wait_for_port(port: int, process: Process, seconds: float = 60) -> None:
+def wait_for_port(port: int, process: Process, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.running:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
