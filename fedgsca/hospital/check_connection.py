@@ -1,6 +1,6 @@
 """The connection to the coordinator, step by step: address, port, certificate, clock, key.
 
-Also the result that every check has.
+Also what a check is: a function that returns what it has seen, or raises CheckError.
 
 The last step asks the SuperLink whether it knows the key, without activating a node. The check must
 run where the training cannot start yet, and needs Flower's message format only;
@@ -18,10 +18,12 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, ParamSpec
+
+from fedgsca.errors import FedgscaError
 
 if TYPE_CHECKING:
     from fedgsca.hospital.certificates import NodeKey
@@ -35,9 +37,8 @@ MIN_DAYS_LEFT = 30
 _NOT_YET_VALID = 9
 _HAS_EXPIRED = 10
 _WRONG_NAME = (62, 64)
-
-
 CheckState = Literal["ok", "FAIL", "unknown"]
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,24 @@ class CheckResult:
         return {"what": self.topic, "state": self.state, "text": self.text, "fix": self.fix}
 
 
-def passed(topic: str, text: str) -> CheckResult:
-    """The check succeeded; `text` says what was found."""
-    return CheckResult(topic, "ok", text)
+class CheckError(Exception):
+    """The training would not work like this; or, `unknown`: a person has to look."""
+
+    def __init__(self, text: str, fix: str, state: CheckState = "FAIL") -> None:
+        super().__init__(text)
+        self.text = text
+        self.fix = fix
+        self.state = state
 
 
-def failed(topic: str, text: str, fix: str) -> CheckResult:
-    """The training would not work like this."""
-    return CheckResult(topic, "FAIL", text, fix)
-
-
-def undetermined(topic: str, text: str, fix: str) -> CheckResult:
-    """The check could not be made; `fix` says how a person can make it."""
-    return CheckResult(topic, "unknown", text, fix)
+def check(topic: str, inspect: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> CheckResult:
+    """The result of one check; `inspect` returns what it has seen, or raises an error."""
+    try:
+        return CheckResult(topic, "ok", inspect(*args, **kwargs))
+    except CheckError as error:
+        return CheckResult(topic, error.state, error.text, error.fix)
+    except FedgscaError as error:
+        return CheckResult(topic, "FAIL", error.message, error.fix)
 
 
 # ---- the connection ----
@@ -84,83 +90,77 @@ def check_connection(
 
     `key` is None if the hospital has no usable one; then it is not checked.
     """
+    result = check("address", _resolve, address, port)
+    yield result
+    if result.ok:
+        result = check("port", _connect, address, port)
+        yield result
+    if result.ok:
+        result = check("certificate", inspect_certificate_of, address, port, authority)
+        yield result
+    if not result.ok:
+        return
+    try:
+        answer = probe_superlink(address, port, authority, key)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        text = f"the server does not answer properly ({error})"
+        fix = "ask the coordinator whether a SuperLink is listening there"
+        yield CheckResult("server", "FAIL", text, fix)
+        return
+    yield check("clock", _compare_clocks, answer.seconds_ahead)
+    if key is not None:
+        yield check("key registered", _read_registration, answer.is_registered)
+
+
+def _resolve(address: str, port: int) -> str:
     try:
         ip_address = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
-        yield failed(
-            "address",
+        raise CheckError(
             f"the name {address} cannot be resolved",
             "ask your network team for the name, or the coordinator for its IP address",
-        )
-        return
-    yield passed("address", f"{address} is {ip_address}")
+        ) from None
+    return f"{address} is {ip_address}"
+
+
+def _connect(address: str, port: int) -> str:
     try:
         socket.create_connection((address, port), TIMEOUT).close()
     except OSError as error:
-        reason = error.strerror or str(error)
-        if isinstance(error, TimeoutError):
-            reason = "no answer"
-        yield failed(
-            "port",
+        is_silent = isinstance(error, TimeoutError)
+        reason = "no answer" if is_silent else error.strerror or str(error)
+        raise CheckError(
             f"{address}:{port}: {reason}",
             f"allow outgoing TCP connections from this machine to {address}:{port};"
             " ask the coordinator whether the SuperLink is running",
-        )
-        return
-    yield passed("port", f"{port} is open")
-    certificate = check_certificate(address, port, authority)
-    yield certificate
-    if certificate.ok:
-        yield from _check_superlink(address, port, authority, key)
+        ) from None
+    return f"{port} is open"
 
 
-def _check_superlink(
-    address: str, port: int, authority: Path, key: NodeKey | None
-) -> Iterator[CheckResult]:
-    try:
-        answer = probe_superlink(address, port, authority, key, TIMEOUT)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        yield failed(
-            "server",
-            f"the server does not answer properly ({error})",
-            "ask the coordinator whether a SuperLink is listening there",
-        )
-        return
-    yield check_clock(answer.seconds_ahead)
-    if key is not None:
-        yield check_registration(answer.is_registered)
-
-
-def check_certificate(address: str, port: int, authority: Path) -> CheckResult:
-    """Chain, dates and names of the server's certificate."""
+def inspect_certificate_of(address: str, port: int, authority: Path) -> str:
+    """Chain, dates and names of the certificate of a server."""
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except (OSError, ssl.SSLError):
-        return failed(
-            "certificate",
-            f"{authority.name} is missing or damaged",
-            "take ca.crt out of the kit again",
-        )
+        raise CheckError(
+            f"{authority.name} is missing or damaged", "take ca.crt out of the kit again"
+        ) from None
     try:
         end, _ = _fetch_certificate(context, address, port)
     except ssl.SSLCertVerificationError as error:
-        return _explain_refusal(error, context, address, port)
+        raise _explain_refusal(error, context, address, port) from None
     except (ssl.SSLError, OSError) as error:
-        return failed(
-            "certificate",
+        raise CheckError(
             f"the server does not use TLS ({error})",
             "ask the coordinator whether a SuperLink is listening on this port",
-        )
+        ) from None
     days = int((end - time.time()) // 86400)
     date = time.strftime("%Y-%m-%d", time.gmtime(end))
     text = f"signed by the consortium, for {address}, until {date}"
     if days < MIN_DAYS_LEFT:
-        return failed(
-            "certificate",
-            f"{text}: {days} days left",
-            "ask the coordinator to renew the server's certificate",
-        )
-    return passed("certificate", text)
+        fix = "ask the coordinator to renew the server's certificate"
+        raise CheckError(f"{text}: {days} days left", fix)
+    return text
 
 
 def _fetch_certificate(context: ssl.SSLContext, address: str, port: int) -> tuple[float, list[str]]:
@@ -178,68 +178,61 @@ def _fetch_certificate(context: ssl.SSLContext, address: str, port: int) -> tupl
 
 def _explain_refusal(
     error: ssl.SSLCertVerificationError, context: ssl.SSLContext, address: str, port: int
-) -> CheckResult:
+) -> CheckError:
     if error.verify_code == _HAS_EXPIRED:
-        return failed(
-            "certificate",
+        return CheckError(
             "it has expired, or the clock of this machine is ahead",
             "check the date of this machine; if it is right, tell the coordinator",
         )
     if error.verify_code == _NOT_YET_VALID:
-        return failed(
-            "certificate",
+        return CheckError(
             "not valid yet: the clock of this machine is behind",
             "set the clock: timedatectl set-ntp true",
         )
     if error.verify_code in _WRONG_NAME:
         context.check_hostname = False  # the chain is still verified
-        hosts = ", ".join(_fetch_certificate(context, address, port)[1])
-        return failed(
-            "certificate",
-            f"it is not for {address}, but for: {hosts}",
+        _, hosts = _fetch_certificate(context, address, port)
+        return CheckError(
+            f"it is not for {address}, but for: {', '.join(hosts)}",
             "ask the coordinator for a certificate with this name,"
             " or use one of these names in kit.json and start.sh",
         )
-    return failed(
-        "certificate",
+    return CheckError(
         f"it is not signed by this consortium's authority ({error.verify_message})",
         "compare ca.crt with the coordinator's; ask your network team whether a proxy opens TLS",
     )
 
 
-def check_clock(seconds_ahead: float | None) -> CheckResult:
-    """Whether this machine's clock agrees with the coordinator's well enough for Flower."""
+def _compare_clocks(seconds_ahead: float | None) -> str:
+    """This machine's clock must agree with the coordinator's well enough for Flower."""
     if seconds_ahead is None:
-        return undetermined(
-            "clock",
+        raise CheckError(
             "the coordinator does not send its time",
             "compare the two clocks: they must agree within seconds",
+            "unknown",
         )
     if -MAX_SECONDS_BEHIND <= seconds_ahead <= MAX_SECONDS_AHEAD:
-        return passed("clock", "agrees with the coordinator's")
+        return "agrees with the coordinator's"
     direction = "ahead of" if seconds_ahead > 0 else "behind"
-    return failed(
-        "clock",
+    raise CheckError(
         f"{abs(seconds_ahead):.0f} s {direction} the coordinator's",
         "timedatectl set-ntp true; if this clock is right, tell the coordinator",
     )
 
 
-def check_registration(is_registered: bool | None) -> CheckResult:
-    """Whether the coordinator has registered this hospital's key."""
+def _read_registration(is_registered: bool | None) -> str:
     if is_registered:
-        return passed("key registered", "the coordinator knows this key")
-    if is_registered is False:
-        return failed(
-            "key registered",
-            "the coordinator does not know this key",
-            "send hospital.key.pub to the coordinator, who saves it in the folder keys under your"
-            " hospital's name",
+        return "the coordinator knows this key"
+    if is_registered is None:
+        raise CheckError(
+            "the server's answer does not show it",
+            "ask the coordinator whether the SuperLink's log says `admitted` with your name",
+            "unknown",
         )
-    return undetermined(
-        "key registered",
-        "the server's answer does not show it",
-        "ask the coordinator whether the SuperLink's log says `admitted` with your name",
+    raise CheckError(
+        "the coordinator does not know this key",
+        "send hospital.key.pub to the coordinator, who saves it in the folder keys under your"
+        " hospital's name",
     )
 
 
@@ -270,9 +263,7 @@ def activation_request(public_key: bytes) -> bytes:
     return bytes(ActivateNodeRequest(public_key=public_key).SerializeToString())
 
 
-def probe_superlink(
-    address: str, port: int, authority: Path, key: NodeKey | None, timeout: float
-) -> ProbeAnswer:
+def probe_superlink(address: str, port: int, authority: Path, key: NodeKey | None) -> ProbeAnswer:
     """Send the request, signed if there is a key. Without flwr it stays unchecked.
 
     Raises OSError, HTTPException or ValueError if the server does not answer properly.
@@ -280,13 +271,16 @@ def probe_superlink(
     headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
     body = b""
     if key is not None:
-        headers |= _signature_headers(key)
+        timestamp = datetime.datetime.now(datetime.UTC).isoformat()
+        headers["flwr-public-key"] = base64.b64encode(key.public).decode()
+        headers["flwr-timestamp"] = timestamp
+        headers["flwr-signature"] = base64.b64encode(key.sign(timestamp.encode())).decode()
         try:
             body = activation_request(key.public)
         except ImportError:
             body = b""
     context = ssl.create_default_context(cafile=str(authority))
-    connection = http.client.HTTPSConnection(address, port, timeout=timeout, context=context)
+    connection = http.client.HTTPSConnection(address, port, timeout=TIMEOUT, context=context)
     try:
         connection.connect()
         begin = time.time()
@@ -314,15 +308,6 @@ def clock_difference(begin: float, end: float, server_time: float) -> float:
     if begin > server_time:
         return begin - server_time
     return min(end - server_time, 0.0)
-
-
-def _signature_headers(key: NodeKey) -> dict[str, str]:
-    timestamp = datetime.datetime.now(datetime.UTC).isoformat()
-    return {
-        "flwr-public-key": base64.b64encode(key.public).decode(),
-        "flwr-timestamp": timestamp,
-        "flwr-signature": base64.b64encode(key.sign(timestamp.encode())).decode(),
-    }
 
 
 def _error_code(content: bytes) -> int | None:

@@ -45,18 +45,19 @@ from fedgsca.hospital.certificates import (
 from fedgsca.hospital.check_connection import (
     ENDPOINT,
     activation_request,
+    check,
     clock_difference,
 )
 from fedgsca.hospital.check_kit import (
-    check_disk,
-    check_free_port,
-    check_hospital_key,
     check_kit,
-    check_port,
-    check_server_certificate,
     check_site_data,
-    check_test_images,
     check_versions,
+    inspect_disk,
+    inspect_free_port,
+    inspect_key,
+    inspect_port,
+    inspect_server_files,
+    inspect_test_images,
 )
 from fedgsca.hospital.consortium import read_consortium
 from fedgsca.hospital.kits import KEY_FILE, add_hospital, installed_versions, make_kits
@@ -351,7 +352,9 @@ def test_a_kit_installs_the_wheel_that_comes_with_it(plan: Path, tmp_path: Path)
             "the folder in /opt belongs to root before"
         )
     (finding,) = (
-        f for f in check_versions({**installed_versions(), "fedgsca": "0.0"}) if f.state == "FAIL"
+        f
+        for f in check_versions({**installed_versions(), "fedgsca": "0.0"}, "")
+        if f.state == "FAIL"
     )
     assert finding.fix is not None and "wheel" in finding.fix
 
@@ -572,23 +575,23 @@ def test_a_closed_port_is_reported(tmp_path: Path) -> None:
 
 def test_a_key_that_others_can_read_or_that_is_none_fails(tmp_path: Path) -> None:
     path = tmp_path / KEY_FILE
-    assert check_hospital_key(path).state == "FAIL"
+    assert check("key", inspect_key, path).state == "FAIL"
     path.write_bytes(make_key_pair()[0])
     path.chmod(0o644)
-    assert "mode 644" in check_hospital_key(path).text
+    assert "mode 644" in check("key", inspect_key, path).text
     path.chmod(0o600)
-    assert check_hospital_key(path).state == "ok"
+    assert check("key", inspect_key, path).state == "ok"
     (tmp_path / f"{KEY_FILE}.pub").write_bytes(make_key_pair()[1])
-    assert "does not belong to" in check_hospital_key(path).text
+    assert "does not belong to" in check("key", inspect_key, path).text
     path.write_text("something else")
-    assert "not a private key" in check_hospital_key(path).text
+    assert "not a private key" in check("key", inspect_key, path).text
 
 
 def test_versions_data_classes_and_disk(plan: Path, tmp_path: Path) -> None:
-    assert {finding.state for finding in check_versions(installed_versions())} == {"ok"}
+    assert {finding.state for finding in check_versions(installed_versions(), "")} == {"ok"}
     assert [
         f.topic
-        for f in check_versions({**installed_versions(), "flwr": "1.0"})
+        for f in check_versions({**installed_versions(), "flwr": "1.0"}, "")
         if f.state == "FAIL"
     ] == ["version of flwr"]
     _, config = read_consortium(plan)
@@ -609,8 +612,8 @@ def test_versions_data_classes_and_disk(plan: Path, tmp_path: Path) -> None:
     }
     assert gone["data"].state == "FAIL" and gone["data"].fix and "classes" not in gone
     assert (
-        check_disk("disk", tmp_path, 10**18).state == "FAIL"
-        and check_disk("disk", tmp_path / "new", 1).state == "ok"
+        check("disk", inspect_disk, tmp_path, 10**18).state == "FAIL"
+        and check("disk", inspect_disk, tmp_path / "new", 1).state == "ok"
     )
 
 
@@ -682,22 +685,23 @@ def test_each_fault_of_a_certificate_is_reported_with_the_command_that_renews_it
     for phrase, signed in cases.items():
         (coordinator / "server.pem").write_bytes(signed.certificate)
         (coordinator / "server.key").write_bytes(signed.key)
-        result = check_server_certificate(coordinator, list(hosts))
+        result = check("certificate", inspect_server_files, coordinator, list(hosts))
         assert result.state == "FAIL" and phrase in result.text and result.fix, result
     signed = make_server(ours, ["2001:DB8:0::1"])
     (coordinator / "server.pem").write_bytes(signed.certificate)
     (coordinator / "server.key").write_bytes(signed.key)
-    assert check_server_certificate(coordinator, ["2001:DB8:0::1"]).state == "ok", (
-        "another way to write 2001:db8::1"
-    )
+    assert (
+        check("certificate", inspect_server_files, coordinator, ["2001:DB8:0::1"]).state == "ok"
+    ), "another way to write 2001:db8::1"
     spaced = coordinator.rename(coordinator.with_name("a kit"))
     (spaced / "server.key").chmod(0o640)
     assert (
-        check_server_certificate(spaced, ["2001:db8::1"]).fix == f"chmod 600 '{spaced}/server.key'"
+        check("certificate", inspect_server_files, spaced, ["2001:db8::1"]).fix
+        == f"chmod 600 '{spaced}/server.key'"
     )
     (spaced / "server.pem").unlink()
     assert (
-        check_server_certificate(spaced, list(hosts)).text
+        check("certificate", inspect_server_files, spaced, list(hosts)).text
         == "server.pem cannot be read: No such file or directory"
     )
 
@@ -746,15 +750,20 @@ def test_keys_port_and_test_images_of_the_coordinator(
     assert "the key of stranger is not of type" in text
     tested = {"federation": {"test": str(toy_folder("one_class"))}}
     _, config = read_consortium(plan)
-    assert check_test_images(build(merge(config.to_tree(), tested))).state == "ok"
     assert (
-        check_test_images(
-            build(merge(config.to_tree(), {"federation": {"test": str(tmp_path / "gone")}}))
+        check("test images", inspect_test_images, build(merge(config.to_tree(), tested))).state
+        == "ok"
+    )
+    assert (
+        check(
+            "test images",
+            inspect_test_images,
+            build(merge(config.to_tree(), {"federation": {"test": str(tmp_path / "gone")}})),
         ).state
         == "FAIL"
     )
     assert (
-        check_free_port("port", "203.0.113.1", number).text
+        check("port", inspect_free_port, "203.0.113.1", number).text
         == "this machine does not have the address 203.0.113.1"
     )
 
@@ -765,7 +774,9 @@ def test_a_superlink_of_this_consortium_may_listen(coordinator: Path, tmp_path: 
     )
     with serving(tmp_path, signed) as number:
         assert (
-            check_port("port", "127.0.0.1", "127.0.0.1", number, coordinator / "ca.crt").text
+            check(
+                "port", inspect_port, "127.0.0.1", "127.0.0.1", number, coordinator / "ca.crt"
+            ).text
             == f"the SuperLink is listening on {number}"
         )
 
