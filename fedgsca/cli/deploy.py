@@ -148,18 +148,14 @@ def init(
         )
     folder = out or plan.parent / "kits"
     if example:
-        _write_example(plan)
+        from fedgsca.hospital.kits import write_example
+
+        write_example(plan)
+        print_line(f"example  {plan}", "bold")
     elif renew_server:
         _renew_server(plan, folder, as_json=as_json)
     else:
         _make_kits(plan, folder, add_hospital, as_json=as_json)
-
-
-def _write_example(path: Path) -> None:
-    from fedgsca.hospital.kits import write_example
-
-    write_example(path)
-    print_line(f"example  {path}", "bold")
 
 
 def _renew_server(plan: Path, folder: Path, *, as_json: bool) -> None:
@@ -184,18 +180,18 @@ def _make_kits(plan: Path, folder: Path, new_hospital: str | None, *, as_json: b
     else:
         kits = make_kits(consortium, config, folder)
     coordinator = folder / "coordinator"
-    fingerprint = config.fingerprint()
     if as_json:
         paths = [str(path) for path in kits]
-        print_json({"kits": paths, "coordinator": str(coordinator), "fingerprint": fingerprint})
+        tree = {"coordinator": str(coordinator), "fingerprint": config.fingerprint()}
+        print_json({"kits": paths, **tree})
         return
     for path in kits:
         print_line(f"hospital     {path}  (contains a secret key)")
     print_line(f"coordinator  {coordinator}  (continue with its README.md)")
     if new_hospital:
         print_line(
-            "The experiment has changed. To agree, the other hospitals set"
-            f' fingerprint = "{fingerprint}" in site.toml.'
+            "The experiment has changed: send experiment.toml to the other hospitals, who agree"
+            " to it with ./agree.sh."
         )
     else:
         print_line(

@@ -65,8 +65,8 @@ def _check_hospital(folder: Path, kit: Kit, config: Config) -> Iterator[CheckRes
     else:
         yield check("site.toml", _inspect_name, settings, kit.hospital)
         yield check("agreement", _inspect_agreement, config, settings)
-    key = read_key_file(folder / KEY_FILE) if key_result.ok else None
-    yield from check_connection(kit.address, kit.port, folder / "ca.crt", key)
+    public_key = read_key_file(folder / KEY_FILE).public if key_result.ok else b""
+    yield from check_connection(kit.address, kit.port, folder / "ca.crt", public_key)
     yield check("processor", _inspect_processor, config)
     if settings is not None:
         yield from check_site_data(config, settings)

@@ -26,7 +26,7 @@ from fedgsca.config import OWN_FEATURES, Config, load_config, to_toml
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.hospital.consortium import TEMPLATES, Consortium, Hospital
 from fedgsca.methods.base import head_rounds
-from fedgsca.support.files import new_folder, write_atomic
+from fedgsca.support.files import PRIVATE, PUBLIC, new_folder, write_atomic
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text
 from fedgsca.support.registry import is_import_path
@@ -35,8 +35,6 @@ from fedgsca.support.version import __version__
 
 KEY_FILE = "hospital.key"
 KIT_FILE = "kit.json"
-SECRET_MODE = 0o600
-PUBLIC_MODE = 0o644
 SCRIPT_MODE = 0o755
 
 
@@ -45,7 +43,7 @@ class KitFile:
     """The content of a file and its permissions."""
 
     data: bytes
-    mode: int = PUBLIC_MODE
+    mode: int = PUBLIC
 
 
 KitFiles = Mapping[str, KitFile]
@@ -126,14 +124,14 @@ def _write_kits(consortium: Consortium, config: Config, folder: Path) -> None:
     certificates = {
         "ca.crt": KitFile(authority.certificate),
         "server.pem": KitFile(server.certificate),
-        "server.key": KitFile(server.key, SECRET_MODE),
+        "server.key": KitFile(server.key, PRIVATE),
     }
     other_files = coordinator_files(consortium, config, server.certificate, public_keys)
     _write_folder(folder / "coordinator", other_files | certificates)
     _write_folder(
         folder / "authority",
         {
-            "ca.key": KitFile(authority.key, SECRET_MODE),
+            "ca.key": KitFile(authority.key, PRIVATE),
             "ca.crt": KitFile(authority.certificate),
         },
     )
@@ -144,7 +142,13 @@ def add_hospital(consortium: Consortium, config: Config, out: Path, name: str) -
 
     The coordinator's experiment gets the new name.
     """
-    hospital = _find_hospital(consortium, name)
+    hospital = next((item for item in consortium.hospitals if item.name == name), None)
+    if hospital is None:
+        raise ConfigError(
+            "deploy.unknown-hospital",
+            f"the consortium has no hospital {name}",
+            fix=f'add a block [[hospitals]] with name = "{name}" to the file, then try again',
+        )
     folder = out / "coordinator"
     path = out / "hospitals" / f"{name}.zip"
     public = folder / "keys" / f"{name}.pub"
@@ -168,17 +172,6 @@ def add_hospital(consortium: Consortium, config: Config, out: Path, name: str) -
     _write_zip(path, name, files)
     _write_folder(folder, coordinator_files(consortium, config, server, {name: public_key}))
     return path
-
-
-def _find_hospital(consortium: Consortium, name: str) -> Hospital:
-    for hospital in consortium.hospitals:
-        if hospital.name == name:
-            return hospital
-    raise ConfigError(
-        "deploy.unknown-hospital",
-        f"the consortium has no hospital {name}",
-        fix=f'add a block [[hospitals]] with name = "{name}" to the file, then try again',
-    )
 
 
 def renew_server(consortium: Consortium, out: Path) -> Path:
@@ -216,7 +209,7 @@ def renew_server(consortium: Consortium, out: Path) -> Path:
         ) from None
     config = load_config(folder / "experiment.toml")
     certificates = {
-        "server.key": KitFile(server.key, SECRET_MODE),
+        "server.key": KitFile(server.key, PRIVATE),
         "server.pem": KitFile(server.certificate),
     }
     other_files = coordinator_files(consortium, config, server.certificate, {})
@@ -238,7 +231,7 @@ def _write_zip(path: Path, root: str, files: KitFiles) -> None:
             entry.external_attr = (0o100000 | file.mode) << 16  # unzip restores it
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, file.data)
-    write_atomic(path, content.getvalue(), mode=SECRET_MODE)
+    write_atomic(path, content.getvalue(), mode=PRIVATE)
 
 
 def write_example(path: Path) -> None:
@@ -284,7 +277,7 @@ def hospital_files(
         "README.md": KitFile(_render("hospital.md.j2", values)),
         "site.toml": KitFile(_render("site.toml.j2", values)),
         values["unit"]: KitFile(_render("supernode.service.j2", values)),
-        KEY_FILE: KitFile(private, SECRET_MODE),
+        KEY_FILE: KitFile(private, PRIVATE),
         f"{KEY_FILE}.pub": KitFile(public),
         "ca.crt": KitFile(authority),
     }

@@ -239,10 +239,7 @@ def from_records(kind: MessageKind, records: RecordDict) -> EncodedMessage:
 
 def kind_of(message_type: str) -> MessageKind | None:
     """The kind of a message of this type of Flower's; None if no site answers it."""
-    for kind, name in MESSAGE_TYPES.items():
-        if name == message_type:
-            return kind
-    return None
+    return next((kind for kind, name in MESSAGE_TYPES.items() if name == message_type), None)
 
 
 # ---- replies ----

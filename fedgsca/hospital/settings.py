@@ -43,15 +43,8 @@ class SiteSettings(Section):
 
 def read_settings(path: Path) -> SiteSettings:
     """Read and check site.toml."""
-    tree = read_toml(path)
-    if "fingerprint" in tree:
-        raise ConfigError(
-            "site.old-agreement",
-            f"{path}: fingerprint is not how a hospital agrees to an experiment any more",
-            fix="remove the line, then run `fedgsca deploy agree` with the folder of the kit",
-        )
     try:
-        return SiteSettings.model_validate(tree)
+        return SiteSettings.model_validate(read_toml(path))
     except ValidationError as error:
         raise ConfigError(
             "site.invalid-settings",

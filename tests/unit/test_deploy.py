@@ -43,8 +43,6 @@ from fedgsca.hospital.certificates import (
     read_node_key,
 )
 from fedgsca.hospital.check_connection import (
-    ENDPOINT,
-    activation_request,
     check,
     clock_difference,
 )
@@ -440,15 +438,13 @@ def test_a_python_without_fedgsca_is_reported_with_a_fix(plan: Path, tmp_path: P
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
-    code, shift = 2003, 0.0
+    status, shift = 401, 0.0
 
     def do_POST(self) -> None:
-        body = json.dumps(json.dumps({"code": self.code})).encode()
         self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(412)
-        self.send_header("content-length", str(len(body)))
+        self.send_response(self.status)
+        self.send_header("content-length", "0")
         self.end_headers()
-        self.wfile.write(body)
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         import time
@@ -460,7 +456,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(
-    folder: Path, signed: CertifiedKey, *, code: int = 2003, shift: float = 0.0
+    folder: Path, signed: CertifiedKey, *, status: int = 401, shift: float = 0.0
 ) -> Iterator[int]:
     """A TLS server that answers like a SuperLink; yields its port."""
     file = folder / "served.pem"
@@ -473,7 +469,9 @@ def serving(
             self, request: object, client_address: object
         ) -> None: ...  # clients that distrust us hang up
 
-    server = Quiet(("127.0.0.1", 0), type("Configured", (Answer,), {"code": code, "shift": shift}))
+    server = Quiet(
+        ("127.0.0.1", 0), type("Configured", (Answer,), {"status": status, "shift": shift})
+    )
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -487,42 +485,10 @@ def serving(
 
 def checked(folder: Path, trusted: CertifiedKey, port: int) -> dict[str, tuple[str, str]]:
     (folder / "ca.crt").write_bytes(trusted.certificate)
-    key = read_node_key(make_key_pair()[0])
+    key = read_node_key(make_key_pair()[0]).public
     results = list(connection.check_connection("127.0.0.1", port, folder / "ca.crt", key))
     assert all(result.fix for result in results if not result.ok)
     return {result.topic: (result.state, result.text) for result in results}
-
-
-@pytest.mark.parametrize("size", [3, 215, 20_000])
-def test_the_probe_is_the_request_that_this_version_of_flower_knows(size: int) -> None:
-    """Field 1 of the message is the key; the path is one that the SuperLink serves."""
-    translation = pytest.importorskip("flwr.supercore.protobuf.translation")
-    public = bytes(i % 251 for i in range(size))
-    length = []
-    while size >= 128:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    assert activation_request(public) == b"\x0a" + bytes([*length, size]) + public
-    assert ("POST", ENDPOINT) in _route_table(translation)
-
-
-def _route_table(translation: object) -> dict[tuple[str, str], object]:
-    """Flower's table of paths and messages, whatever it is called."""
-    for value in vars(translation).values():
-        if isinstance(value, dict) and ("POST", "/v1/fleet/deactivate-node") in value:
-            return value
-    raise AssertionError("Flower has no table of paths")
-
-
-def test_without_flower_the_connection_is_checked_and_the_key_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority = make_authority("ours")
-    monkeypatch.setitem(sys.modules, "flwr.proto.fleet_pb2", None)
-    with serving(tmp_path, make_server(authority, ["127.0.0.1"])) as port:
-        results = checked(tmp_path, authority, port)
-    assert results["clock"][0] == "ok"
-    assert results["key registered"][0] == "unknown"
 
 
 def test_a_good_server_passes_and_shows_whether_the_key_is_registered(tmp_path: Path) -> None:
@@ -532,14 +498,14 @@ def test_a_good_server_passes_and_shows_whether_the_key_is_registered(tmp_path: 
         results = checked(tmp_path, authority, port)
     assert list(results) == ["address", "port", "certificate", "clock", "key registered"]
     assert {state for state, _ in results.values()} == {"ok"}
-    with serving(tmp_path, signed, code=2004, shift=-30) as port:
+    with serving(tmp_path, signed, status=412, shift=-30) as port:
         results = checked(tmp_path, authority, port)
     assert (
         results["key registered"][0] == "FAIL"
         and results["clock"][0] == "FAIL"
         and "ahead of" in results["clock"][1]
     )
-    with serving(tmp_path, signed, code=17) as port:
+    with serving(tmp_path, signed, status=500) as port:
         assert checked(tmp_path, authority, port)["key registered"][0] == "unknown"
 
 
