@@ -225,10 +225,3 @@ def test_an_agreement_names_a_person_and_a_day(
 ) -> None:
     assert execute(["deploy", "agree", str(kit), "--yes", *options]) == 2
     assert code in capsys.readouterr().err and not ledger.path.exists()
-
-
-def test_an_old_site_file_says_what_to_do(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = kit / "site.toml"
-    path.write_text(path.read_text() + f'fingerprint = "{EXPERIMENT}"\n')
-    assert execute(["deploy", "ledger", str(kit)]) == 2
-    assert "fedgsca deploy agree" in capsys.readouterr().err
