@@ -32,7 +32,7 @@ from flwr.superlink.main import create_app
 
 from fedgsca.errors import ConfigError
 from fedgsca.hospital.certificates import public_pem, read_node_key
-from fedgsca.hospital.check_connection import check_connection
+from fedgsca.hospital.check_connection import probe_superlink
 from fedgsca.hospital.superlink import NODE_PATHS, SuperLinkPlace, serve_superlink
 from tests.deployment import Deployment, deployment, make_certificates, make_key
 
@@ -181,12 +181,11 @@ def test_a_node_is_who_its_key_says(link: Deployment, berlin: Client) -> None:
 
 def test_the_check_of_a_kit_sees_whether_its_key_is_admitted(link: Deployment) -> None:
     make_key(link.folder / "unknown")
-    for name, state in (("key-berlin", "ok"), ("unknown", "FAIL")):
+    for name, is_registered in (("key-berlin", True), ("unknown", False)):
         public = read_node_key((link.folder / name).read_bytes()).public
-        checks = check_connection("127.0.0.1", link.port, link.folder / "ca.crt", public)
-        states = {result.topic: result.state for result in checks}
-        assert states.pop("key registered") == state
-        assert states == dict.fromkeys(("address", "port", "certificate", "clock"), "ok")
+        answer = probe_superlink("127.0.0.1", link.port, link.folder / "ca.crt", public)
+        assert answer.is_registered is is_registered
+        assert answer.seconds_ahead is not None
 
 
 def test_nobody_answers_in_the_name_of_another_hospital(berlin: Client) -> None:
