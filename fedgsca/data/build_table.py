@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from fedgsca.data.image_files import (
 )
 from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import ReaderOptions
-from fedgsca.data.table import ImageTable, check_table, fingerprint
+from fedgsca.data.table import ImageTable, check_table, with_fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.support.console import activity
@@ -36,8 +36,7 @@ DEFAULT_SIZE = 224  # what the ImageNet backbones expect
 _BLOCK = 64  # images decoded at a time: bounds the memory, keeps all cores busy
 
 
-@dataclass(frozen=True)
-class BadFile:
+class BadFile(NamedTuple):
     """A file that cannot be decoded, and why."""
 
     name: str
@@ -110,12 +109,12 @@ def decode_images(
         bad_files: list[BadFile] = []
         patients: list[str] = []
         yield from _decode_blocks(file_list, names, size, white, bad_files, patients)
-        extra["bad"] = [[bad.name, bad.reason] for bad in bad_files]
+        extra["bad"] = bad_files
         if any(patients):
             extra["patients"] = number_patients(patients)
 
     entry = cached_rows(key, (size, size, 3), np.uint8, decode_rows, len(names), cache_dir)
-    bad_files = [BadFile(str(name), str(reason)) for name, reason in entry.extra["bad"]]
+    bad_files = [BadFile(*bad) for bad in entry.extra["bad"]]
     bad_names = {bad.name for bad in bad_files}
     return DecodedImages(
         entry,
@@ -303,31 +302,26 @@ def build_table(
     checked = _checked_labels(rows, classes)
     notes += _table_notes(file_list, images)
     notes += spelling_warnings(labels, classes)
-    entry = images.entry
-    return check_table(
-        ImageTable(
-            name=file_list.name or file_list.root.resolve().name,
-            images=entry.array,
-            labels=labels,
-            classes=classes,
-            split=split,
-            ids=np.array([row.name or row.file for row in rows]),
-            fingerprint=fingerprint(
-                entry.array, labels, classes, split, digest=entry.digest, checked=checked
-            ),
-            groups=groups,
-            site=site,
-            given=given,
-            has_drawn_split="split" not in columns,
-            group_word=file_list.group_word,
-            class_names=dict(file_list.class_names),
-            order=file_list.order,
-            image_digest=entry.digest,
-            notes=tuple(notes),
-            white=images.white,
-            checked=checked,
-        )
+    table = ImageTable(
+        name=file_list.name or file_list.root.resolve().name,
+        images=images.entry.array,
+        labels=labels,
+        classes=classes,
+        split=split,
+        ids=np.array([row.name or row.file for row in rows]),
+        groups=groups,
+        site=site,
+        given=given,
+        has_drawn_split="split" not in columns,
+        group_word=file_list.group_word,
+        class_names=dict(file_list.class_names),
+        order=file_list.order,
+        image_digest=images.entry.digest,
+        notes=tuple(notes),
+        white=images.white,
+        checked=checked,
     )
+    return check_table(with_fingerprint(table))
 
 
 def _class_indices(names: list[str], classes: tuple[str, ...]) -> np.ndarray:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.data.table import ImageTable, fingerprint
+from fedgsca.data.table import ImageTable, with_fingerprint
 from fedgsca.errors import ClassListError, DataError
 from fedgsca.support.text import fold_name, one_line, plural, suggest
 
@@ -138,20 +138,12 @@ def rename_classes(table: ImageTable, names: Mapping[str, str]) -> ImageTable:
         return table
     check_class_names(table.name, table.classes, names)
     new_names = [names.get(name, name) for name in table.classes]
-    classes = tuple(dict.fromkeys(new_names))
-    index = np.array([classes.index(name) for name in new_names], np.int64)
-    labels = index[table.labels]
-    checked = None if table.checked is None else table.checked.renumber(index)
-    return replace(
+    table = replace(
         table,
-        labels=labels,
-        given=None if table.given is None else index[table.given],
-        classes=classes,
-        checked=checked,
         order=tuple(dict.fromkeys(names.get(name, name) for name in table.order)),
         class_names={**table.class_names, **names},
-        fingerprint=fingerprint(table.images, labels, classes, table.split, checked=checked),
     )
+    return _renumber(table, new_names, tuple(dict.fromkeys(new_names)))
 
 
 def order_classes(table: ImageTable, order: Sequence[str]) -> ImageTable:
@@ -215,26 +207,18 @@ def align_classes(table: ImageTable, classes: Sequence[str]) -> ImageTable:
         )
     if tuple(table.classes) == tuple(classes):
         return table
-    index = np.array([list(classes).index(name) for name in table.classes], np.int64)
-    labels = index[table.labels]
-    checked = None if table.checked is None else table.checked.renumber(index)
-    return replace(
+    return _renumber(table, table.classes, classes)
+
+
+def _renumber(table: ImageTable, names: Sequence[str], classes: Sequence[str]) -> ImageTable:
+    """The table with labels in the numbering of `classes`; `names` (C,) are those of its own."""
+    index = np.array([list(classes).index(name) for name in names], np.int64)
+    given, replaced_labels = table.given, table.replaced_labels
+    return with_fingerprint(
         table,
-        labels=labels,
-        given=_renumber(table.given, index),
-        replaced_labels=_renumber(table.replaced_labels, index),
+        labels=index[table.labels],
+        given=None if given is None else index[given],
+        replaced_labels=None if replaced_labels is None else index[replaced_labels],
         classes=tuple(classes),
-        checked=checked,
-        fingerprint=fingerprint(
-            table.images,
-            labels,
-            classes,
-            table.split,
-            features=table.features,
-            checked=checked,
-        ),
+        checked=None if table.checked is None else table.checked.renumber(index),
     )
-
-
-def _renumber(labels: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
-    return None if labels is None else index[labels]

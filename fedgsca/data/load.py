@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,77 +19,34 @@ from fedgsca.data.file_list import FileList
 from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import Reader, ReaderOptions, available_readers
 from fedgsca.data.relabel import replace_labels
-from fedgsca.data.table import ImageTable, check_table, fingerprint
+from fedgsca.data.table import ImageTable, check_table, with_fingerprint
 from fedgsca.data.withdrawn import remaining_rows
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
 from fedgsca.support.text import plural, suggest
 
-SMALLEST_SIZE, LARGEST_SIZE = 8, 2048  # pixels
-
 
 def load(
     source: str,
     *,
-    image_size: int | None = None,
-    seed: int = 0,
     labels: Path | None = None,
-    cache_dir: Path | None = None,
-    train: int | None = None,
-    test: int | None = None,
-    long_tail: float | None = None,
-    difficulty: float | None = None,
-    test_fraction: float = 0.2,
-    skip_unreadable: bool = False,
-    split: str | None = None,
-    label: str | None = None,
-    splits: Path | str | None = None,
     need_test: bool = True,
     class_names: Mapping[str, str] | None = None,
     order: Sequence[str] = (),
+    **options: Any,
 ) -> ImageTable:
     """The table behind a source.
 
-    `train` and `test` are how many images to render (synthetic) or to draw, stratified and seeded,
-    from a larger set; `long_tail` then draws training images whose class sizes fall geometrically.
-    `difficulty` is for rendered images. `labels` is a csv of corrected training labels. `split`,
-    `label` and `splits` are for the published data sets: which split, which rule for the label, and
-    the folder of their lists. `need_test=False` accepts a source without test images: a hospital
-    that only trains. `class_names` gives classes of the source other names; `order` are grades.
+    `labels` is a csv of corrected training labels. `need_test=False` accepts a source without test
+    images: a hospital that only trains. `class_names` gives classes of the source other names;
+    `order` are grades. `options` are fields of `ReaderOptions`.
     """
-    if image_size is not None and not SMALLEST_SIZE <= image_size <= LARGEST_SIZE:
-        raise DataError(
-            "data.image-size",
-            f"the image size must be between {SMALLEST_SIZE} and {LARGEST_SIZE} pixels, "
-            f"got {image_size}",
-            fix="choose another data.image_size, such as 64 or 224",
-        )
-    if not 0 <= test_fraction < 1:
-        raise DataError(
-            "data.test-fraction",
-            f"the test fraction must be at least 0 and below 1, got {test_fraction}",
-            fix="choose a number such as 0.2",
-        )
-    options = ReaderOptions(
-        image_size=image_size,
-        seed=seed,
-        cache_dir=cache_dir,
-        train=train,
-        test=test,
-        long_tail=long_tail,
-        difficulty=difficulty,
-        test_fraction=test_fraction,
-        skip_unreadable=skip_unreadable,
-        split=split,
-        label=label,
-        splits=Path(splits).expanduser() if splits else None,
-    )
+    reader_options = ReaderOptions(**options)
     reader, location = find_reader(source)
-    reader.check_options(options)
-    is_part = any(limit is not None for limit in (train, test, long_tail)) or skip_unreadable
-    table = rename_classes(read_table(reader, location, options), class_names or {})
+    reader.check_options(reader_options)
+    table = rename_classes(read_table(reader, location, reader_options), class_names or {})
     table = order_classes(table, order)
-    return complete_table(table, labels, need_test, is_part=is_part)
+    return complete_table(table, labels, need_test, is_part=reader_options.is_part)
 
 
 def complete_table(
@@ -233,8 +191,7 @@ def draw_before_decoding(file_list: FileList, options: ReaderOptions) -> FileLis
     None if that cannot be known from the list: patients in DICOM files, unreadable files that may
     be left out, or nothing to draw.
     """
-    limits = (options.train, options.test, options.long_tail)
-    if all(limit is None for limit in limits) or options.skip_unreadable:
+    if not options.is_part or options.skip_unreadable:
         return None
     rows = file_list.rows
     columns = file_list.columns
@@ -303,26 +260,18 @@ def draw_long_tail(
 
 def take_rows(table: ImageTable, rows: np.ndarray, notes: tuple[str, ...] = ()) -> ImageTable:
     """The table with only these rows, in their order. The images are copied into memory."""
-    images = np.asarray(table.images[rows])
-    labels = table.labels[rows]
-    split = table.split[rows]
-    features = _take(table.features, rows)
-    checked = None if table.checked is None else table.checked.part(rows)
-    return replace(
+    return with_fingerprint(
         table,
-        images=images,
-        labels=labels,
-        split=split,
+        images=np.asarray(table.images[rows]),
+        labels=table.labels[rows],
+        split=table.split[rows],
         ids=table.ids[rows],
         groups=_take(table.groups, rows),
         site=_take(table.site, rows),
         given=_take(table.given, rows),
         image_digest="",
-        features=features,
-        checked=checked,
-        fingerprint=fingerprint(
-            images, labels, table.classes, split, features=features, checked=checked
-        ),
+        features=_take(table.features, rows),
+        checked=None if table.checked is None else table.checked.part(rows),
         notes=table.notes + notes,
     )
 

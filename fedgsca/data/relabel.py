@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedgsca.data.file_list import repeats_fix, repeats_text, shorten, show_cases
-from fedgsca.data.table import ImageTable, fingerprint
+from fedgsca.data.table import ImageTable, with_fingerprint
 from fedgsca.data.withdrawn import WithdrawnList
 from fedgsca.errors import DataError
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
@@ -61,15 +61,7 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
     table = replace(table, replaced_labels=table.trained_on, checked=checked, notes=notes)
     if table.given is not None:
         return replace(table, given=labels)
-    digest = fingerprint(
-        table.images,
-        labels,
-        table.classes,
-        table.split,
-        features=table.features,
-        checked=checked,
-    )
-    return replace(table, labels=labels, fingerprint=digest)
+    return with_fingerprint(table, labels=labels)
 
 
 def _replace_checked(

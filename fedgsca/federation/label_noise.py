@@ -15,7 +15,7 @@ import numpy as np
 from fedgsca.config import Config
 from fedgsca.data.cache import Extra, cached_array, cached_rows
 from fedgsca.data.load import load
-from fedgsca.data.table import ImageTable, fingerprint, images_digest
+from fedgsca.data.table import ImageTable, images_digest, with_fingerprint
 from fedgsca.errors import ConfigError
 from fedgsca.federation.samples import frozen_features
 from fedgsca.noise import NO_CLASS, NoiseContext, SiteNoise, corrupt_site, parse_noise
@@ -431,7 +431,7 @@ def _append_images(
         mask = np.concatenate([table.checked.mask, np.zeros(len(names), bool)])
         original = np.concatenate([table.checked.original, np.full(len(names), NO_ORIGINAL)])
         checked = mark_checked(mask, original)
-    return replace(
+    return with_fingerprint(
         table,
         images=entry.array,
         labels=labels,
@@ -442,9 +442,6 @@ def _append_images(
         site=None if table.site is None else np.concatenate([table.site, [""] * len(names)]),
         replaced_labels=_extend(table.replaced_labels, no_class),
         checked=checked,
-        fingerprint=fingerprint(
-            entry.array, labels, table.classes, split, digest=entry.digest, checked=checked
-        ),
         image_digest=entry.digest,
         source_table=table,
     )

@@ -171,7 +171,7 @@ def test_real_lists_as_published(tmp_path: Path) -> None:
         "C": 2532,
         "D": 2529,
     }
-    for split, classes in report.published_counts.items():
+    for split, classes in report.published.items():
         assert {**report.counts[split], "all": sum(report.counts[split].values())} == classes
     leak = "2894 of 2894 test images come from a video that is also in the training set"
     assert leak in report.warnings
@@ -285,7 +285,7 @@ def test_damaged_images(root: Path) -> None:
     error = refused(root)
     assert error.code == "data.unreadable-images" and "1 of 200 images" in error.message
     assert f"fedgsca data check kvasir:{root} --list-bad" in error.fix
-    bad_files = check_source(f"kvasir:{root}").bad_files
+    bad_files = check_source(f"kvasir:{root}").bad
     assert [bad.name for bad in bad_files] == [f"Erosion/{path.name}"]
     assert len(load(f"kvasir:{root}", skip_unreadable=True)) == 199
 

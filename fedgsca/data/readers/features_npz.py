@@ -24,7 +24,7 @@ from fedgsca.data.build_table import sort_classes, split_note
 from fedgsca.data.file_list import check_class_count
 from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
-from fedgsca.data.table import ImageTable, check_table, fingerprint
+from fedgsca.data.table import ImageTable, check_table, with_fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.checked_labels import mark_checked
 from fedgsca.support.text import one_line, plural
@@ -234,16 +234,7 @@ def with_features(table: ImageTable, features: np.ndarray, path: Path) -> ImageT
     if num_constant and features.shape[1] > 1:
         text = plural(num_constant, "feature vector has", "feature vectors have")
         notes.append(f"{text} the same number in every entry: a failed image?")
-    digest = fingerprint(
-        table.images,
-        table.labels,
-        table.classes,
-        table.split,
-        digest=table.image_digest or None,
-        features=features,
-        checked=table.checked,
-    )
-    return replace(table, features=features, fingerprint=digest, notes=(*table.notes, *notes))
+    return with_fingerprint(table, features=features, notes=(*table.notes, *notes))
 
 
 # ---- a source of its own ----
@@ -272,7 +263,6 @@ def _read_source(location: str, options: ReaderOptions) -> ImageTable:
         classes=classes,
         split=split,
         ids=ids,
-        fingerprint="",
         groups=groups,
         site=columns.get("site"),
         has_drawn_split="split" not in columns,

@@ -22,7 +22,7 @@ from fedgsca.data.file_list import check_class_count, measure_files
 from fedgsca.data.image_files import UnreadableImageError, check_shape, fit
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.readers.features_npz import check_marks
-from fedgsca.data.table import SPLITS, ImageTable, check_table, fingerprint
+from fedgsca.data.table import SPLITS, ImageTable, check_table, with_fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.checked_labels import mark_checked
 from fedgsca.support.files import sha256_file
@@ -156,24 +156,18 @@ def _read_archive(
     )
     labels = np.concatenate(label_blocks)
     check_class_count(path, labels)
-    classes = class_names(path, int(labels.max(initial=-1)) + 1)
-    split_column = np.repeat(np.array(splits), counts)
-    checked = mark_checked(np.concatenate(marks))
-    return check_table(
-        ImageTable(
-            name=path.stem,
-            images=entry.array,
-            labels=labels,
-            classes=classes,
-            split=split_column,
-            ids=_number_images(splits, counts),
-            fingerprint=fingerprint(
-                entry.array, labels, classes, split_column, digest=entry.digest, checked=checked
-            ),
-            checked=checked,
-            notes=(*entry.notes, *_conversion_notes(images, file_size, size)),
-        )
+    table = ImageTable(
+        name=path.stem,
+        images=entry.array,
+        labels=labels,
+        classes=class_names(path, int(labels.max(initial=-1)) + 1),
+        split=np.repeat(np.array(splits), counts),
+        ids=_number_images(splits, counts),
+        image_digest=entry.digest,
+        checked=mark_checked(np.concatenate(marks)),
+        notes=(*entry.notes, *_conversion_notes(images, file_size, size)),
     )
+    return check_table(with_fingerprint(table))
 
 
 def _number_images(splits: list[str], counts: list[int]) -> np.ndarray:
