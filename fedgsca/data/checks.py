@@ -159,7 +159,7 @@ def _check_file_list(
         else:
             images = decode_images(usable, options.image_size, options.cache_dir)
         try:
-            table = build_table(usable, images, options.seed, options.test_fraction)
+            table = build_table(usable, images, options)
             report = _describe_table(source, complete_table(table, labels), fast, save)
         except FedgscaError as error:
             problems.append(_problem(error))

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgsca.data.build_table import read_file_list, sort_classes, split_note
+from fedgsca.data.build_table import list_column, listed_groups, number_classes, read_file_list
 from fedgsca.data.class_names import order_classes, rename_classes
 from fedgsca.data.file_list import FileList
-from fedgsca.data.partition import split_rows
+from fedgsca.data.partition import choose_split
 from fedgsca.data.reader import Reader, ReaderOptions, available_readers
 from fedgsca.data.relabel import replace_labels
 from fedgsca.data.table import ImageTable, check_table, with_fingerprint
@@ -104,12 +104,6 @@ def read_table(reader: Reader, location: str, options: ReaderOptions) -> ImageTa
     return subsample(table, options)
 
 
-def read_any(reader: Reader, location: str) -> ImageTable:
-    """The table of a source that is no folder of images, with the images of all patients."""
-    assert reader.read is not None
-    return reader.read(location, ReaderOptions())
-
-
 def _unknown_source(source: str, path: Path) -> DataError:
     readers = available_readers()
     forms = "; ".join(f"{reader.form} ({reader.summary})" for reader in readers.values())
@@ -191,41 +185,34 @@ def draw_before_decoding(file_list: FileList, options: ReaderOptions) -> FileLis
     None if that cannot be known from the list: patients in DICOM files, unreadable files that may
     be left out, or nothing to draw.
     """
-    if not options.is_part or options.skip_unreadable:
-        return None
     rows = file_list.rows
-    columns = file_list.columns
-    has_dicom = any(Path(row.file).suffix.lower() not in _PLAIN_SUFFIXES for row in rows)
-    if file_list.problems or not rows or (has_dicom and "group" not in columns):
+    if not options.is_part or options.skip_unreadable or file_list.problems or not rows:
         return None
-    classes = file_list.classes or sort_classes([row.label for row in rows])
-    labels = np.array([classes.index(row.label) for row in rows], dtype=np.int64)
-    groups = None
-    if "group" in columns:
-        groups = np.array([row.group or row.file for row in rows])
-    notes = []
-    if "split" in columns:
-        split = np.array([row.split for row in rows])
-    else:
-        root = str(file_list.root)
-        split = split_rows(labels, groups, options.test_fraction, options.seed, source=root)
-        if options.test_fraction > 0:
-            notes.append(split_note(split, groups, options.seed))
+    groups = listed_groups(file_list, rows)
+    suffixes = {Path(row.file).suffix.lower() for row in rows}
+    if groups is None and not suffixes <= _PLAIN_SUFFIXES:
+        return None
+    classes, labels = number_classes(file_list, rows)
+    split, notes = choose_split(
+        list_column(file_list, rows, "split"),
+        labels,
+        groups,
+        options.test_fraction,
+        options.seed,
+        source=str(file_list.root),
+    )
     name = file_list.name or file_list.root.resolve().name
     selection, draw_notes = select_rows(name, labels, split, options)
     if not draw_notes:
         return None
     part = [replace(rows[row], split=str(split[row])) for row in selection]
-    is_drawn = np.isin(np.arange(len(rows)), selection)
-    undrawn_files = [
-        row.file for row, has_place in zip(rows, is_drawn, strict=True) if not has_place
-    ]
+    drawn_rows = set(selection.tolist())
     return replace(
         file_list,
         rows=part,
-        columns=tuple(dict.fromkeys((*columns, "split"))),
+        columns=tuple(dict.fromkeys((*file_list.columns, "split"))),
         classes=classes,
-        undrawn_files=tuple(undrawn_files),
+        undrawn_files=tuple(row.file for i, row in enumerate(rows) if i not in drawn_rows),
         notes=[*file_list.notes, *notes, *draw_notes],
     )
 

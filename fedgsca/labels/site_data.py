@@ -190,7 +190,9 @@ def _check_data(table: ImageTable, fingerprint: str, place: str) -> None:
 def _open_table(config: Config, run: Path) -> ImageTable:
     """The images of a simulation as its sites show them; images of no class are made again."""
     names = sites_with_rows(run)
-    if any(noise.replaces_images for noise in parse_noise(config.noise.spec, len(names))):
+    if any(
+        noise.definition.replaces_images for noise in parse_noise(config.noise.spec, len(names))
+    ):
         return divide(config).table
     table = load_images(config, run)
     if config.noise.given:  # the marks of the file of given labels count

@@ -175,7 +175,7 @@ def test_real_lists_as_published(tmp_path: Path) -> None:
         assert {**report.counts[split], "all": sum(report.counts[split].values())} == classes
     leak = "2894 of 2894 test images come from a video that is also in the training set"
     assert leak in report.warnings
-    assert len(report.lists) == 6 and all(len(digest.sha256) == 64 for digest in report.lists)
+    assert len(report.lists) == 6 and all(len(digest) == 64 for _, digest in report.lists)
     noisy = list_kvasir(tmp_path, ReaderOptions(splits=papers.SHARED, label="pair-0.4"))
     train = [row for row in noisy.rows if row.split == "train"]
     noisy_rows = [row for row in train if row.given != row.label]

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.data.build_table import sort_classes, split_note
+from fedgsca.data.build_table import sort_classes
 from fedgsca.data.file_list import check_class_count
-from fedgsca.data.partition import split_rows
+from fedgsca.data.partition import choose_split
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.table import ImageTable, check_table, with_fingerprint
 from fedgsca.errors import DataError
@@ -249,13 +249,14 @@ def _read_source(location: str, options: ReaderOptions) -> ImageTable:
     groups = columns.get("groups")
     if groups is not None:
         groups = np.where(groups == "", ids, groups)
-    notes = ["features only: there are no images to look at"]
-    split = columns.get("split")
-    if split is None:
-        fraction = options.test_fraction
-        split = split_rows(labels, groups, fraction, options.seed, source=str(file.path))
-        if fraction > 0:
-            notes.append(split_note(split, groups, options.seed))
+    split, split_notes = choose_split(
+        columns.get("split"),
+        labels,
+        groups,
+        options.test_fraction,
+        options.seed,
+        source=str(file.path),
+    )
     table = ImageTable(
         name=file.path.stem,
         images=np.zeros((len(labels), 0, 0, 3), np.uint8),
@@ -267,7 +268,7 @@ def _read_source(location: str, options: ReaderOptions) -> ImageTable:
         site=columns.get("site"),
         has_drawn_split="split" not in columns,
         checked=mark_checked(columns.get("checked", np.zeros(len(labels)))),
-        notes=tuple(notes),
+        notes=("features only: there are no images to look at", *split_notes),
     )
     return check_table(with_features(table, file.features, file.path))
 
