@@ -33,7 +33,7 @@ HospitalNumber = Annotated[
 ]
 Split = Annotated[
     str | None,
-    typer.Option("--split", help="as data.split: fedgp, frame, video, official-0, published, ..."),
+    typer.Option("--split", help="as data.split: fedgp, frame, video, published, ..."),
 ]
 Label = Annotated[
     str | None,
@@ -375,8 +375,6 @@ def _show_contents(report: SourceReport) -> None:
         print_line("sites   " + ", ".join(_site_text(report, name) for name in report.sites))
     for name, digest in report.lists:
         print_line(f"sha256  {digest}  {name}", "dim")
-    if report.list_sha256:
-        print_line(f"sha256  {report.list_sha256}  all files with label, split and site", "dim")
     if report.fingerprint:
         content = "  images, labels and split" if report.tree else ""
         print_line(f"sha256  {report.fingerprint}{content}", "dim")

@@ -78,8 +78,6 @@ class SourceReport:
     tree: tuple[FolderCount, ...] = ()
     # name and sha256 of the csv, xlsx or json files that were read
     lists: tuple[tuple[str, str], ...] = ()
-    # over file, label, split and site of every image, to compare two copies of a data set
-    list_sha256: str = ""
     published: Counts = field(default_factory=dict)
     published_sites: Mapping[str, int] = field(default_factory=dict)
     # identical images, near-duplicates, and groups in several splits
@@ -197,15 +195,11 @@ def _add_published(report: SourceReport, file_list: FileList) -> SourceReport:
     warnings = report.warnings
     if report.counts:
         warnings += tuple(published_warnings(file_list))
-    list_sha256 = ""
-    if not file_list.problems and (file_list.source_files or file_list.folders):
-        list_sha256 = file_list.sha256()
     return replace(
         report,
         warnings=warnings,
         tree=tuple(file_list.folders),
         lists=tuple((path.name, sha256_file(path)) for path in file_list.source_files),
-        list_sha256=list_sha256,
         published=file_list.published_counts,
         published_sites=file_list.published_sites,
     )

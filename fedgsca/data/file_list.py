@@ -93,22 +93,6 @@ class FileList:
     # site -> training images
     published_sites: dict[str, int] = field(default_factory=dict)
 
-    def sha256(self) -> str:
-        """Names the list: file, labels, group, split and site of each image, ordered by file.
-
-        Folders that all files have in common do not count, so that two copies have the same name
-        whether the outer or the inner folder was given as the root.
-        """
-        num_common = len(_common_folders([row.file for row in self.rows]))
-        lines = []
-        for row in sorted(self.rows, key=lambda row: row.file):
-            file = "/".join(row.file.split("/")[num_common:])
-            cells = [file, row.label, row.given, row.group, row.split, row.site]
-            if row.checked:
-                cells += ["checked", row.original]
-            lines.append("\t".join(cells))
-        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
     def add_problem(self, problem: DataError) -> None:
         """Collect a problem; this is how a reader reports one."""
         self.problems.append(problem)
@@ -188,16 +172,6 @@ class FileList:
     def without_root(self, message: str) -> str:
         """A message without the folder at its beginning, for a list of several messages."""
         return message.removeprefix(f"{self.root}: ")
-
-
-def _common_folders(files: list[str]) -> list[str]:
-    """The folders at the beginning of every path."""
-    common: list[str] = []
-    for parts in zip(*(file.split("/")[:-1] for file in files), strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return common
 
 
 def shorten(name: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.errors import ConfigError, ConfigProblem
-from fedgsca.support.text import fold_name, suggest
+from fedgsca.support.text import fold_name, suggestion_note
 
 __all__ = ["KVASIR", "ODIR", "TABLES", "by_features", "by_similarity", "from_file", "table_for"]
 
@@ -161,7 +161,7 @@ def _read_entry(
     """Add one line of a candidates file to the table; the problems that prevent it."""
     c = _class_index(name, classes)
     if c is None:
-        hint = _hint(name, classes)
+        hint = suggestion_note(name, classes)
         return [ConfigProblem("noise.unknown-class", f"unknown class {name!r}{hint}")]
     labels = [] if value == "any" else value
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
@@ -180,7 +180,7 @@ def _read_entry(
     for label in labels:
         candidate = _class_index(label, classes)
         if candidate is None:
-            hint = _hint(label, classes)
+            hint = suggestion_note(label, classes)
             message = f"{name!r} lists the unknown class {label!r}{hint}"
             problems.append(ConfigProblem("noise.unknown-class", message))
         elif candidate == c:
@@ -198,11 +198,6 @@ def _class_index(name: str, classes: Sequence[str]) -> int | None:
     names = [fold_name(c) for c in classes]
     folded_name = fold_name(name)
     return names.index(folded_name) if folded_name in names else None
-
-
-def _hint(name: str, classes: Sequence[str]) -> str:
-    nearest = suggest(name, classes)
-    return "" if nearest is None else f" (did you mean {nearest!r}?)"
 
 
 # ---- built-in tables: which classes of published data sets are mistaken for which ----

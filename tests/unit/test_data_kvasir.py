@@ -25,7 +25,7 @@ from tests import papers
 @pytest.fixture(scope="session")
 def complete_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = papers.kvasir(tmp_path_factory.mktemp("kvasir") / "labelled_images")
-    papers.fedgp(papers.official(root), noisy="symm-0.2")
+    papers.fedgp(root, noisy="symm-0.2")
     return root
 
 
@@ -102,13 +102,6 @@ def test_frame_split_is_the_protocol_and_says_that_it_is_ours(root: Path) -> Non
     assert any("split frame" in note and "not its published split" in note for note in table.notes)
     again = load(f"kvasir:{root}", seed=5)
     assert again.split.tolist() == table.split.tolist(), "another seed, the same test set"
-
-
-def test_official_folds_with_their_spellings(complete_root: Path) -> None:
-    table = read(complete_root, split="official-1")
-    assert table.classes[-1] == "Erythema" and table.num_classes == 11 and table.groups is not None
-    assert {int(g, 16) % 2 for g in table.groups[table.split == "train"]} == {1}
-    assert Counter(table.split.tolist()) == {"train": 88, "test": 132}
 
 
 def test_noisy_sets_are_given_labels_over_the_truth(complete_root: Path) -> None:
@@ -254,9 +247,6 @@ def test_half_of_the_lists(root: Path) -> None:
     (root / "test-shuffle.csv").unlink()
     error = refused(root)
     assert error.code == "data.lists-not-found" and "2 csv files" in error.message
-    (root / "official_splits" / "split_1.csv").unlink()
-    error = refused(root, split="official-0")
-    assert error.code == "data.lists-not-found" and "data.splits=FOLDER" in error.fix
 
 
 def test_lists_that_say_something_else(root: Path) -> None:

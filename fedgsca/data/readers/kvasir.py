@@ -1,17 +1,16 @@
-"""Kvasir-Capsule: `<root>/<Class>/<video>_<frame>.jpg`, and four ways to split it.
+"""Kvasir-Capsule: `<root>/<Class>/<video>_<frame>.jpg`, and three ways to split it.
 
     fedgp       FedGP's csv files: ten classes, clients A to D, 7:1:2 by frame. Frames of one video
                 are on both sides.
     frame       the same protocol drawn here, for those who do not have the csv files
     video       the same images, 7:1:2 with every video on one side
-    official-K  trained on the authors' split_K.csv and tested on the other one: eleven classes
 
 Draws do not depend on the experiment's seed: all seeds share one test set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,17 +26,15 @@ from fedgsca.data.readers.published import (
     list_folders,
     list_image_names,
     list_published,
-    suggestion_note,
 )
 from fedgsca.data.table import SPLITS
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
 from fedgsca.support.csv_table import read_csv_table, require_columns
-from fedgsca.support.text import fold_name, suggest
+from fedgsca.support.text import fold_name, suggest, suggestion_note
 
 CAP = 3000  # FedGP uses at most this many images of a class; the two largest have more
-# Images published per class. The first ten, in this order, are FedGP's classes, the first eleven
-# those of the official splits.
+# Images published per class. The first ten, in this order, are FedGP's classes.
 IMAGES = {
     "Normal clean mucosa": 34338,
     "Ileocecal valve": 4189,
@@ -55,8 +52,7 @@ IMAGES = {
     "Ampulla of vater": 10,
 }
 CLASSES = tuple(IMAGES)[:10]
-OFFICIAL = tuple(IMAGES)[:11]
-# Other spellings: those of the official splits and of the paper.
+# Other spellings: those of the authors' lists and of the paper.
 SPELLINGS = {
     "Normal": "Normal clean mucosa",
     "Mucosal atrophy": "Reduced mucosal view",
@@ -120,15 +116,14 @@ def _find_class_folders(root: Path) -> Folders:
 def _list_split(file_list: FileList, folders: Folders, options: ReaderOptions) -> None:
     """Fill the list with the requested split; by default FedGP's, if its csv files are there."""
     root = file_list.root
-    places = [root, root / "splits", root / "official_splits"]
+    places = [root, root / "splits"]
     if options.splits is not None:
         places = [options.splits]
     split = options.split
     if split is None:
         has_csv = options.splits is not None or find_lists_folder(places, has_fedgp) is not None
         split = "fedgp" if has_csv else "frame"
-    is_official = split.startswith("official")
-    _check_class_folders(file_list, folders, OFFICIAL if is_official else CLASSES)
+    _check_class_folders(file_list, folders)
     if split == "fedgp":
         list_fedgp(file_list, folders, places, options.label or "clean")
         return
@@ -139,18 +134,15 @@ def _list_split(file_list: FileList, folders: Folders, options: ReaderOptions) -
             f"but data.split is {split!r}",
             fix="use --set data.split=fedgp",
         )
-    if is_official:
-        list_official(file_list, folders, places, int(split[-1]))
-    else:
-        _draw_split(file_list, folders, split)
+    _draw_split(file_list, folders, split)
 
 
-def _check_class_folders(file_list: FileList, folders: Folders, classes: tuple[str, ...]) -> None:
+def _check_class_folders(file_list: FileList, folders: Folders) -> None:
     """Report class folders that are missing or empty."""
     names = [path.name for path in list_folders(file_list.root)]
     other_names = [name for name in names if not class_of(name)]
     missing = []
-    for name in classes:
+    for name in CLASSES:
         if name not in folders:
             suggestion = suggest(name, other_names)
             missing.append(name if suggestion is None else f"{name} (is it {suggestion!r}?)")
@@ -161,7 +153,7 @@ def _check_class_folders(file_list: FileList, folders: Folders, classes: tuple[s
         "not found",
         fix="complete the download, or rename the folders to their published names",
     )
-    class_folders = [folders[name] for name in classes if name in folders]
+    class_folders = [folders[name] for name in CLASSES if name in folders]
     file_list.report(
         "data.empty-class-folder",
         [folder.name for folder in class_folders if not folder.images],
@@ -214,7 +206,7 @@ def _deal(labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
     return sites
 
 
-# ---- classes, and the lists of others: FedGP's csv files, the authors' two folds ----
+# ---- classes, and the FedGP's csv files ----
 
 
 def class_of(name: str) -> str:
@@ -234,9 +226,6 @@ def add_published_counts(file_list: FileList) -> None:
     for split, numbers in (("train", train), ("val", _VAL), ("test", _TEST)):
         counts = dict(zip(CLASSES, numbers, strict=True))
         file_list.published_counts[split] = counts | {"all": sum(numbers)}
-
-
-_FOLDS = ("split_0.csv", "split_1.csv")
 
 
 def has_fedgp(folder: Path) -> bool:
@@ -335,7 +324,14 @@ def _read_fedgp_csv(
         elif label in folders:
             file = folders[label].path(name)
             rows.append(ImageRow(file, label, video_of(name), split, site, CLASSES[int(given)]))
-    _report_unknown_classes(file_list, path.name, unknown_classes, CLASSES)
+    file_list.report(
+        "data.unknown-class",
+        unknown_classes,
+        "unknown class",
+        f"in {path.name}",
+        nouns="unknown classes",
+        fix=f"use only the classes {', '.join(CLASSES)}",
+    )
     file_list.report(
         "data.inconsistent-list",
         contradictions,
@@ -346,75 +342,13 @@ def _read_fedgp_csv(
     return rows
 
 
-def _report_unknown_classes(
-    file_list: FileList, list_name: str, cases: Collection[str], classes: tuple[str, ...]
-) -> None:
-    file_list.report(
-        "data.unknown-class",
-        cases,
-        "unknown class",
-        f"in {list_name}",
-        nouns="unknown classes",
-        fix=f"use only the classes {', '.join(classes)}",
-    )
-
-
-# ---- the authors' two folds ----
-
-
-def list_official(
-    file_list: FileList, folders: Folders, places: list[Path], train_fold: int
-) -> None:
-    """Trained on one fold and tested on the other."""
-    folder = find_lists_folder(places, _has_folds)
-    if folder is None:
-        raise DataError(
-            "data.lists-not-found",
-            f"split_0.csv and split_1.csv are not in {' or '.join(map(str, places))}",
-            fix="copy both from the authors' repository, or use --set data.splits=FOLDER with the "
-            "folder that contains them",
-        )
-    file_list.classes = OFFICIAL
-    for fold, name in enumerate(_FOLDS):
-        split = "train" if fold == train_fold else "test"
-        file_list.rows += _read_fold(file_list, folders, folder / name, split)
-    file_list.notes.append(
-        f"split official-{train_fold}: trained on {_FOLDS[train_fold]}, "
-        f"tested on {_FOLDS[1 - train_fold]}"
-    )
-
-
-def _has_folds(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in _FOLDS)
-
-
-def _read_fold(file_list: FileList, folders: Folders, path: Path, split: str) -> list[ImageRow]:
-    """Rows of one csv: filename,label."""
-    table = read_csv_table(path)
-    file_list.source_files.append(path)
-    fix = "copy the file from the authors' repository again"
-    require_columns(path, table, ("filename", "label"), fix=fix)
-    rows = []
-    unknown_classes: dict[str, None] = {}  # a set in the order of the file
-    for _, cells in table.rows:
-        label = class_of(cells["label"])
-        if label not in OFFICIAL:
-            note = suggestion_note(cells["label"], SPELLINGS)
-            unknown_classes[f"{cells['label']!r}{note}"] = None
-        elif label in folders:
-            name = cells["filename"]
-            rows.append(ImageRow(folders[label].path(name), label, video_of(name), split))
-    _report_unknown_classes(file_list, path.name, unknown_classes, OFFICIAL)
-    return rows
-
-
 READERS.register(
     "kvasir",
     Reader(
         form="kvasir:ROOT",
         summary="Kvasir-Capsule: one folder per class",
         list_images=list_kvasir,
-        splits=("fedgp", "frame", "video", "official-0", "official-1"),
+        splits=("fedgp", "frame", "video"),
         labels=("clean", "symm-*", "pair-*"),
         order=50,
     ),

@@ -11,7 +11,6 @@ from pathlib import Path
 from fedgsca.data.file_list import FileList, ImageRow, show_cases
 from fedgsca.data.image_files import SUFFIXES
 from fedgsca.errors import DataError
-from fedgsca.support.text import suggest
 
 _SEARCH_DEPTH = 3  # levels below a wrong root that are searched for the right one
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z")
@@ -38,12 +37,6 @@ def list_published(
     except DataError as error:
         file_list.add_problem(error)
     return file_list
-
-
-def suggestion_note(name: str, candidates: Iterable[str]) -> str:
-    """What to append to a misspelled name: " (did you mean 'Ulcer'?)", or an empty text."""
-    suggestion = suggest(name, candidates)
-    return "" if suggestion is None else f" (did you mean {suggestion!r}?)"
 
 
 def list_folders(root: Path) -> list[Path]:
