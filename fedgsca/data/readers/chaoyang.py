@@ -150,9 +150,12 @@ def _read_list(file_list: FileList, path: Path) -> list[ChaoyangImage]:
     images = []
     invalid_entries = []
     for entry in _read_json(path):
-        keys = [key for key in ("label", *PATHOLOGISTS) if key in entry] or ["label"]
-        if all(_is_class_number(entry.get(key)) for key in keys):
-            images.append(_parse_entry(entry))
+        labels = {key: str(entry[key]) for key in ("label", *PATHOLOGISTS) if key in entry}
+        if labels and _CLASS_NUMBERS.issuperset(labels.values()):
+            votes = tuple(int(labels[key]) for key in PATHOLOGISTS if key in labels)
+            label = int(labels["label"]) if "label" in labels else None
+            name = normal_path(str(entry["name"]))
+            images.append(ChaoyangImage(name, label, votes if len(votes) == 3 else ()))
         else:
             invalid_entries.append(f"{entry['name']}: {entry}")
     file_list.report(
@@ -189,18 +192,6 @@ def _read_json(path: Path) -> list[JsonEntry]:
             fix='write entries like {"name": "train/x-IMG001x001-0.JPG", "label": 0}',
         )
     return list(content)
-
-
-def _is_class_number(value: object) -> bool:
-    return isinstance(value, int | str) and str(value) in _CLASS_NUMBERS
-
-
-def _parse_entry(entry: JsonEntry) -> ChaoyangImage:
-    votes: tuple[int, ...] = ()
-    if all(key in entry for key in PATHOLOGISTS):
-        votes = tuple(int(str(entry[key])) for key in PATHOLOGISTS)
-    label = int(str(entry["label"])) if "label" in entry else None
-    return ChaoyangImage(normal_path(str(entry["name"])), label, votes)
 
 
 # ---- which label ----

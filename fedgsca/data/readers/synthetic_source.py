@@ -20,8 +20,6 @@ from fedgsca.rng import stream
 from fedgsca.support.csv_table import render_csv
 from fedgsca.support.files import write_atomic
 
-_COLUMNS = ("split", "ids", "groups")  # columns of text in the cache
-
 
 def read_synthetic(location: str, options: ReaderOptions) -> ImageTable:
     """The rendered images; `location` is the source's name and holds nothing to read."""
@@ -39,8 +37,8 @@ def read_synthetic(location: str, options: ReaderOptions) -> ImageTable:
     def render_rows(extra: Extra) -> list[np.ndarray]:
         table = images.render(**parameters)
         extra["fingerprint"] = table.fingerprint
-        extra["labels"] = table.labels.tolist()
-        extra |= {name: getattr(table, name).tolist() for name in _COLUMNS}
+        for name in ("labels", "split", "ids", "groups"):
+            extra[name] = getattr(table, name).tolist()
         return [table.images]
 
     entry = cached_rows(
@@ -51,14 +49,17 @@ def read_synthetic(location: str, options: ReaderOptions) -> ImageTable:
         parameters["train"] + parameters["test"] + parameters["val"],
         options.cache_dir,
     )
+    extra = entry.extra
     return ImageTable(
         name="synthetic",
         images=entry.array,
-        labels=np.array(entry.extra["labels"], np.int64),
+        labels=np.array(extra["labels"], np.int64),
         classes=images.CLASSES,
-        fingerprint=entry.extra["fingerprint"],
+        split=np.array(extra["split"]),
+        ids=np.array(extra["ids"]),
+        fingerprint=extra["fingerprint"],
+        groups=np.array(extra["groups"]),
         notes=entry.notes,
-        **{name: np.array(entry.extra[name]) for name in _COLUMNS},
     )
 
 
