@@ -31,7 +31,7 @@ USES: Mapping[str, str] = {
     "onnx": "export --format onnx",
     "odir": "the xlsx lists of ODIR",
     "review": "review, reviewers",
-    "cleanlab": "audit --second-opinion cleanlab",
+    "cleanlab": "benchmarks that compare the audit with cleanlab",
     "privacy": "privacy budgets",
     "flower": "deploy",
     "flower-sim": "run --engine flower-sim",
