@@ -258,7 +258,8 @@ def _read_images(source: str) -> tuple[Path, list[_Image]]:
     reader, location = find_reader(source)
     root = Path(location).expanduser()
     if reader.list_images is None:
-        table = read_any(reader, location)
+        assert reader.read is not None
+        table = reader.read(location, ReaderOptions())
         groups = np.full(len(table), "") if table.groups is None else table.groups
         pairs = zip(table.ids.tolist(), groups.tolist(), strict=True)
         return root, [_Image(str(name), "", str(group), "") for name, group in pairs]
