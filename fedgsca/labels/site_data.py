@@ -27,7 +27,7 @@ from fedgsca.federation.site_rows import (
     sites_with_rows,
 )
 from fedgsca.hospital.ledger import Ledger
-from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
+from fedgsca.hospital.settings import SiteSettings, read_settings, state_folder
 from fedgsca.labels.audit_table import Audit
 from fedgsca.noise import parse_noise
 from fedgsca.support.checked_labels import CheckedLabels

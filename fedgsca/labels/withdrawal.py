@@ -35,7 +35,7 @@ from fedgsca.federation.run_folder import RunFolder, read_config
 from fedgsca.federation.simulation import Experiment, prepare_remaining
 from fedgsca.federation.site_rows import RECORD
 from fedgsca.hospital.ledger import Ledger
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from fedgsca.labels import decisions
 from fedgsca.labels.site_data import SETTINGS
 from fedgsca.support.files import remove_quietly, try_lock, write_atomic
@@ -277,7 +277,7 @@ def _open_experiment(study: _Study, folder: Path) -> Experiment:
     config: Config = read_config(folder)
     if study.settings is None:
         return prepare_remaining(config, folder)
-    from fedgsca.hospital.site_answers import open_own_experiment, with_own_weights
+    from fedgsca.hospital.answers import open_own_experiment, with_own_weights
 
     return open_own_experiment(with_own_weights(config, study.settings), study.settings, folder)
 

@@ -268,7 +268,8 @@ def test_the_preview_shows_drawn_labels_and_draws_a_picture(
 ) -> None:
     picture = tmp_path / "noise.svg"
     spec = "0-I30-R40/10-V30x3"
-    code = execute(["noise", spec, "--data", str(toy_npz()), "--picture", str(picture)])
+    words = ["noise", spec, "--data", str(toy_npz()), "--set", "model.feature_size=32"]
+    code = execute([*words, "--picture", str(picture)])
     text = capsys.readouterr().out
     assert code == 0
     assert "I30 at site-2: labels as they were drawn" in text
