@@ -24,9 +24,8 @@ from fedgsca.noise import (
     read_site_noise,
     transition_matrix,
 )
-from fedgsca.noise.kinds.annotators import majority_matrix, make_panel
-from fedgsca.noise.kinds.instance import scale_to_mean
-from fedgsca.noise.label_files import read_annotators
+from fedgsca.noise.kinds.readers import majority_matrix, make_panel, scale_to_mean
+from fedgsca.noise.transition import read_annotators
 from fedgsca.rng import stream
 from tests.toys import toy_npz
 
