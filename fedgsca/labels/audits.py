@@ -32,8 +32,8 @@ from fedgsca.federation.label_evidence import (
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import Division, divide
 from fedgsca.federation.site_rows import SiteRows, write_site_rows
-from fedgsca.hospital.site_answers import with_own_weights
-from fedgsca.hospital.site_settings import read_settings, state_folder
+from fedgsca.hospital.answers import with_own_weights
+from fedgsca.hospital.settings import read_settings, state_folder
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.build_audit import audit_site

@@ -18,7 +18,7 @@ import numpy as np
 from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.data.cache import list_cache, remove_cached
 from fedgsca.data.file_list import show_cases
-from fedgsca.data.load import find_reader, read_any
+from fedgsca.data.load import find_reader
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.relabel import remove_lines
 from fedgsca.data.withdrawn import (
@@ -35,7 +35,7 @@ from fedgsca.federation.run_folder import RunFolder, read_config
 from fedgsca.federation.simulation import Experiment, prepare_remaining
 from fedgsca.federation.site_rows import RECORD
 from fedgsca.hospital.ledger import Ledger
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from fedgsca.labels import decisions
 from fedgsca.labels.site_data import SETTINGS
 from fedgsca.support.files import remove_quietly, try_lock, write_atomic
@@ -258,7 +258,8 @@ def _read_images(source: str) -> tuple[Path, list[_Image]]:
     reader, location = find_reader(source)
     root = Path(location).expanduser()
     if reader.list_images is None:
-        table = read_any(reader, location)
+        assert reader.read is not None
+        table = reader.read(location, ReaderOptions())
         groups = np.full(len(table), "") if table.groups is None else table.groups
         pairs = zip(table.ids.tolist(), groups.tolist(), strict=True)
         return root, [_Image(str(name), "", str(group), "") for name, group in pairs]
@@ -276,7 +277,7 @@ def _open_experiment(study: _Study, folder: Path) -> Experiment:
     config: Config = read_config(folder)
     if study.settings is None:
         return prepare_remaining(config, folder)
-    from fedgsca.hospital.site_answers import open_own_experiment, with_own_weights
+    from fedgsca.hospital.answers import open_own_experiment, with_own_weights
 
     return open_own_experiment(with_own_weights(config, study.settings), study.settings, folder)
 

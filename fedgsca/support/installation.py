@@ -34,7 +34,6 @@ USES: Mapping[str, str] = {
     "cleanlab": "benchmarks that compare the audit with cleanlab",
     "privacy": "privacy budgets",
     "flower": "deploy",
-    "flower-sim": "run --engine flower-sim",
     "monai": "the networks densenet121 and vit-b16",
     "tensorboard": "--track tensorboard",
     "mlflow": "--track mlflow",

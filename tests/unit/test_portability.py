@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # a hospital's node in a federation: signals between processes
 UNIX_ONLY = {
-    "hospital/flower_node.py",
-    "hospital/site_worker.py",
+    "hospital/node.py",
+    "hospital/worker.py",
 }
 MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog"}
 NAMES = {
