@@ -89,7 +89,7 @@ def _lead_sentences(summary: LabelSummary) -> list[str]:
         least = f"At least {wrong.low}" if wrong.low else "Nobody can tell how many"
         estimate = (
             f"{least} of {summary.labels} labels look wrong; up to {wrong.high} is plausible:"
-            " many images are hard, or say little about the label. The list is ordered all the same."
+            " many images are hard, or say little about the label. The list is ordered anyway."
         )
     return [
         estimate,
