@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +11,8 @@ import typer
 from fedgsca.cli.options import Jobs, Json, Quiet, Settings, experiment_options, source_slug
 from fedgsca.cli.run import check_track
 from fedgsca.config import SHORT_NAMES
-from fedgsca.errors import ConfigError, FedgscaError
-from fedgsca.federation.progress import Display, display
+from fedgsca.errors import ConfigError
+from fedgsca.federation.progress import display
 from fedgsca.support.console import (
     print_json,
     print_line,
@@ -25,8 +24,6 @@ from fedgsca.support.console import (
 from fedgsca.support.text import plural
 
 if TYPE_CHECKING:
-    from fedgsca.federation.base import RunObserver
-    from fedgsca.federation.records import RunResult
     from fedgsca.lab.comparison import ComparisonResult
     from fedgsca.lab.plan import ComparisonPlan
     from fedgsca.lab.records import Comparison
@@ -237,31 +234,6 @@ def _explain_plan(plan: ComparisonPlan, earlier: ComparisonPlan | None) -> None:
         print_warning("recovery is measured against FedAvg: add fedavg to --methods to see it")
 
 
-class GridDisplay:
-    """Shows the progress of every run of a grid, and the errors of those that fail."""
-
-    def __init__(self, progress: Display) -> None:
-        self.progress = progress
-
-    def observe(self, cell: GridCell) -> RunObserver:
-        """An observer for the rounds of one run."""
-        return self.progress.observe(cell.name)
-
-    def on_run_done(self, cell: GridCell, result: RunResult) -> None:
-        """Show the score."""
-        self.progress.finish_run(cell.name, f"F1 {result.f1:.1f}")
-
-    def on_run_failed(self, cell: GridCell, error: Exception) -> None:
-        """Show the error; the other runs continue."""
-        self.progress.finish_run(cell.name, "failed")
-        if isinstance(error, FedgscaError):
-            text = f"{cell.name} failed [{error.code}]: {error.message}\nFix: {error.fix}"
-        else:
-            trace = "".join(traceback.format_exception(error))
-            text = f"{cell.name} failed; this is a bug, please report it:\n{trace}"
-        self.progress.print(text, "red")
-
-
 def run_comparison(
     plan: ComparisonPlan,
     out: Path,
@@ -275,8 +247,8 @@ def run_comparison(
     """Start or resume a comparison; then tables and report, and an error if runs failed."""
     from fedgsca.lab.comparison import check_folder, run_plan, write_tables
     from fedgsca.lab.report.html_page import write_report
-    from fedgsca.lab.runner import ALL_CELLS, finished_cells, raise_failures
-    from fedgsca.lab.tracking.observers import find_targets, track_comparison
+    from fedgsca.lab.runner import ALL_CELLS, GridDisplay, finished_cells, raise_failures
+    from fedgsca.lab.tracking import TrackingGridObserver, find_targets
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)
@@ -287,7 +259,9 @@ def run_comparison(
     targets = find_targets(track, plan.cells()[0].config, out)
     with resume_hint(out), display(quiet=quiet, runs=num_open) as progress:
         grid_display = GridDisplay(progress)
-        tracking = track_comparison(grid_display, out, plan, targets, print_warning)
+        tracking = None
+        if targets:
+            tracking = TrackingGridObserver(grid_display, out, plan, targets, print_warning)
         observer = tracking or grid_display
         try:
             result = run_plan(plan, out, observer, jobs=jobs, shard=shard or ALL_CELLS)

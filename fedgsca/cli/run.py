@@ -152,9 +152,9 @@ def resume(
 def check_track(track: str | None) -> None:
     """Report a typo or a missing package before any data is read."""
     if track:
-        from fedgsca.lab.tracking.base import parse_targets, require_packages
+        from fedgsca.lab.trackers import parse_targets
 
-        require_packages(parse_targets(track))
+        parse_targets(track)
 
 
 def _describe(config: Config) -> str:
@@ -187,7 +187,7 @@ def run_and_report(
     """
     from fedgsca.federation.base import ObserverGroup, find_engine
     from fedgsca.federation.run_folder import read_setup
-    from fedgsca.lab.tracking.observers import find_targets, track_run
+    from fedgsca.lab.tracking import find_targets, track_run
 
     start = time.monotonic() if start is None else start
     is_finished = (out / "result.json").exists()

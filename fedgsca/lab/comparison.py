@@ -45,7 +45,6 @@ from fedgsca.lab.runner import (
     GridCell,
     GridObserver,
     Results,
-    SilentGridObserver,
     finished_cells,
     folder_of,
     raise_failures,
@@ -137,7 +136,7 @@ def compare(
         vary={key: unique_values(key, values) for key, values in (vary or {}).items()},
     )
     check_variation(plan.vary, {})
-    result = run_plan(plan, out, observer or SilentGridObserver(), jobs=jobs)
+    result = run_plan(plan, out, observer or GridObserver(), jobs=jobs)
     if result.comparison.cells:
         result = replace(result, comparison=write_tables(out, result.comparison))
     raise_failures(result.failures, len(plan.cells()), out)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from fedgsca.config import Config, Difference, differences
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
 from fedgsca.federation.base import RunObserver
+from fedgsca.federation.progress import Display
 from fedgsca.federation.records import RunResult
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_config
@@ -43,30 +45,43 @@ class GridCell:
     variant: ComparisonVariant = NO_VARIANT
 
 
-class GridObserver(Protocol):
-    """Shows the progress of a grid to a person."""
+class GridObserver:
+    """Receives the events of a grid. This one ignores them."""
 
     def observe(self, cell: GridCell) -> RunObserver:
         """The observer of a run that starts now."""
-        ...
+        return RunObserver()
 
     def on_run_done(self, cell: GridCell, result: RunResult) -> None:
         """Called after a run has finished."""
-        ...
 
     def on_run_failed(self, cell: GridCell, error: Exception) -> None:
         """Called after a run has failed; the others continue."""
-        ...
 
 
-class SilentGridObserver:
-    """Shows nothing."""
+class GridDisplay(GridObserver):
+    """Shows the progress of every run of a grid, and the errors of those that fail."""
+
+    def __init__(self, progress: Display) -> None:
+        self.progress = progress
 
     def observe(self, cell: GridCell) -> RunObserver:
-        return RunObserver()
+        """An observer for the rounds of one run."""
+        return self.progress.observe(cell.name)
 
-    def on_run_done(self, cell: GridCell, result: RunResult) -> None: ...
-    def on_run_failed(self, cell: GridCell, error: Exception) -> None: ...
+    def on_run_done(self, cell: GridCell, result: RunResult) -> None:
+        """Show the score."""
+        self.progress.finish_run(cell.name, f"F1 {result.f1:.1f}")
+
+    def on_run_failed(self, cell: GridCell, error: Exception) -> None:
+        """Show the error; the other runs continue."""
+        self.progress.finish_run(cell.name, "failed")
+        if isinstance(error, FedgscaError):
+            text = f"{cell.name} failed [{error.code}]: {error.message}\nFix: {error.fix}"
+        else:
+            trace = "".join(traceback.format_exception(error))
+            text = f"{cell.name} failed; this is a bug, please report it:\n{trace}"
+        self.progress.print(text, "red")
 
 
 def folder_of(cell: GridCell, out: Path) -> Path:
