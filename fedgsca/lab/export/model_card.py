@@ -13,7 +13,7 @@ from fedgsca.federation.records import SiteRecord
 from fedgsca.lab.export.model_json import ExportCheck, ModelDescription
 from fedgsca.lab.export.temperature import GIVEN_LABELS_CAUTION, TemperatureFit, describe_fit
 from fedgsca.lab.export.trained_model import TrainedModel
-from fedgsca.lab.report.number_text import count_text, percent_text, score_number
+from fedgsca.lab.report.elements import count_text, percent_text, score_number
 from fedgsca.lab.report.run_facts import (
     headline_scores,
     knows_truth,
@@ -23,7 +23,7 @@ from fedgsca.lab.report.run_facts import (
     unused_shares,
 )
 from fedgsca.lab.report.run_reader import LoadedRun, read_run
-from fedgsca.lab.report.run_sections.scores import (
+from fedgsca.lab.report.run_scores import (
     class_table,
     describe_statistics,
     group_sentences,

@@ -18,9 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedgsca.lab.report.comparison_page import LoadedComparison
+from fedgsca.lab.report.comparison_page import LoadedComparison, collect_curves, score_range
 from fedgsca.lab.report.comparison_rows import ComparisonRow
-from fedgsca.lab.report.comparison_sections.curves import collect_curves, score_range
 from fedgsca.lab.report.elements import row_shares
 from fedgsca.lab.report.plots import (
     CLEAN,

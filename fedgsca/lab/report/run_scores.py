@@ -23,11 +23,12 @@ from fedgsca.lab.report.elements import (
     PageSection,
     PlotGallery,
     PlotImage,
+    bounds_text,
     count_matrix,
+    count_text,
     fold_long_table,
-    run_section,
+    score_number,
 )
-from fedgsca.lab.report.number_text import bounds_text, count_text, score_number
 from fedgsca.lab.report.plots import (
     GREY,
     MAIN,
@@ -45,11 +46,10 @@ from fedgsca.lab.report.plots import (
     with_plot_style,
 )
 from fedgsca.lab.report.run_facts import (
-    all_event_rounds,
     event_rounds,
     grade_kappa,
     method_events,
-    rejection_rounds,
+    refusal_rounds,
     wrong_share,
 )
 from fedgsca.lab.report.run_reader import LoadedRun
@@ -65,7 +65,6 @@ VALIDATION = TOKENS["s2"]
 FORECAST = TOKENS["s3"]
 
 
-@run_section(position=10)
 def learning_section(run: LoadedRun) -> PageSection | None:
     """The learning curve; None before the second test."""
     records = run.test_rounds
@@ -110,7 +109,7 @@ def _legend(run: LoadedRun) -> list[LegendEntry]:
     for event, clause in method_events(run).items():
         if event_rounds(run, event):
             legend.append(LegendEntry(clause, "noisy", "triangle"))
-    if rejection_rounds(run):
+    if refusal_rounds(run):
         legend.append(LegendEntry("an update was left out", "noisy", "cross"))
     return legend
 
@@ -221,8 +220,12 @@ def _mark_learning_rates(run: LoadedRun, axes: Axes) -> None:
 
 def _mark_events(run: LoadedRun, axes: Axes) -> None:
     """Triangles at the bottom for events of the method, crosses for refused updates."""
-    _draw_marks(axes, sorted(set(all_event_rounds(run))), "^", 0.03)
-    _draw_marks(axes, rejection_rounds(run), "X", 0.085)
+    events: set[int] = set()
+    for event in method_events(run):
+        events.update(*event_rounds(run, event).values())
+    _draw_marks(axes, sorted(events), "^", 0.03)
+    refusals: set[int] = set()
+    _draw_marks(axes, sorted(refusals.union(*refusal_rounds(run).values())), "X", 0.085)
 
 
 def _draw_marks(axes: Axes, rounds: list[int], marker: str, height: float) -> None:
@@ -233,7 +236,6 @@ def _draw_marks(axes: Axes, rounds: list[int], marker: str, height: float) -> No
     axes.plot(rounds, y, marker, ls="", color=NOISY, ms=9, mec=PAPER, mew=0.8)
 
 
-@run_section(position=20)
 def class_section(run: LoadedRun) -> PageSection | None:
     """From the last round with a confusion matrix."""
     records = [record for record in run.test_rounds if record.confusion]
@@ -267,7 +269,6 @@ def _score_cell(value: float) -> Cell:
     return Cell(score_number(value), bar=value / 100)
 
 
-@run_section(position=25)
 def final_model_section(run: LoadedRun) -> PageSection | None:
     """Of finished runs; those of older versions have no such statistics."""
     if run.result is None or run.result.statistics is None:
