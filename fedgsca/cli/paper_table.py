@@ -11,7 +11,6 @@ import typer
 from fedgsca.cli.compare import Ceiling, Noises, ShardText
 from fedgsca.cli.options import Jobs, Json, Quiet, Settings, experiment_options, source_slug
 from fedgsca.errors import ConfigError, WeightsError
-from fedgsca.lab.paper.experiments import EXPERIMENTS
 from fedgsca.support.console import print_json
 from fedgsca.support.text import did_you_mean
 
@@ -79,6 +78,11 @@ def table(
     as_json: Json = False,
 ) -> None:
     """`fedgsca table`."""
+    from fedgsca.cli.compare import start_comparison
+    from fedgsca.lab.paper import EXPERIMENTS, make_plan
+    from fedgsca.lab.plan import parse_methods, parse_seeds
+    from fedgsca.lab.runner import parse_shard
+
     if name is None:
         list_experiments(as_json=as_json)
         return
@@ -88,11 +92,6 @@ def table(
             f"the paper has no experiment {name!r}",
             fix=f"{did_you_mean(name, EXPERIMENTS)}use one of: {', '.join(EXPERIMENTS)}",
         )
-    from fedgsca.cli.compare import start_comparison
-    from fedgsca.lab.paper.plans import make_plan
-    from fedgsca.lab.plan import parse_methods, parse_seeds
-    from fedgsca.lab.runner import parse_shard
-
     tree = _add_weights(settings.tree, scale, weights, no_weights)
     plan = make_plan(
         EXPERIMENTS[name],
@@ -114,8 +113,7 @@ def table(
 
 def list_experiments(*, as_json: bool) -> None:
     """All experiments with their numbers of runs."""
-    from fedgsca.lab.paper.experiments import DATASETS
-    from fedgsca.lab.paper.plans import SEEDS_OF, read_numbers
+    from fedgsca.lab.paper import DATASETS, EXPERIMENTS, SEEDS_OF, read_numbers
     from fedgsca.lab.table import Table, print_tables
 
     places = read_numbers()["experiments"]

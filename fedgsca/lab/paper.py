@@ -1,4 +1,8 @@
-"""An experiment of the paper as a comparison: its own scale, or a small one that fits a laptop.
+"""The paper's experiments: comparisons with the numbers that it prints beside ours.
+
+An experiment is data: rows (a method, or a variant of FedGSCA) x noises x seeds on one data set.
+Its printed numbers are in paper_numbers.json, under the same names of rows, noises and scores. It
+runs at one of two scales:
 
 paper   the paper's data, ResNet-50 with LVM-Med weights, 224 px, 100 rounds, 5 seeds
 mini    the same rows and noises on any data: a linear head on frozen features, fewer rounds,
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -17,30 +22,153 @@ from typing import Any, Literal
 
 from fedgsca.config import PRESETS, Tree, flatten, merge
 from fedgsca.errors import ConfigError
-from fedgsca.lab.paper.experiments import DATASETS, REAL, PaperExperiment
-from fedgsca.lab.plan import PAPER_METHOD, ComparisonPlan
+from fedgsca.lab.plan import PAPER_METHOD, ComparisonPlan, default_methods
 from fedgsca.lab.records import PrintedNumbers
-from fedgsca.methods.base import load_methods
+from fedgsca.methods.base import load_methods, paper_methods
+
+# noise of a data set whose labels are as people gave them
+REAL = "real"
+
+
+@dataclass(frozen=True)
+class PaperDataset:
+    """A data set of the paper."""
+
+    title: str
+    sites: int
+    # settings that suit its kind of noise
+    tree: Tree = field(default_factory=dict)
+
+
+# real noise: FedCorr's and FedFixer's authors use these values for it
+_CHAOYANG: Tree = {
+    "fedcorr": {"relabel_ratio": 0.8, "confidence": 0.9},
+    "fedfixer": {"confidence": 1.0},
+}
+DATASETS = {
+    "kvasir": PaperDataset("Kvasir-Capsule", 4),
+    "odir": PaperDataset("OIA-ODIR", 4),
+    "chaoyang": PaperDataset("Chaoyang", 3, _CHAOYANG),
+}
+
+
+@dataclass(frozen=True)
+class PaperExperiment:
+    """One table or figure of the paper."""
+
+    name: str
+    title: str
+    dataset: str
+    noises: tuple[str, ...]
+    # row -> (label, options of FedGSCA); empty: methods
+    variants: Mapping[str, tuple[str, Tree]] = field(default_factory=dict)
+    # methods in addition to variants; with neither, those of the paper and the default method
+    methods: tuple[str, ...] = ()
+    # the row that the others are compared with; empty: FedAvg
+    reference: str = ""
+    is_timed: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The rows in the order of the table."""
+        if self.variants or self.methods:
+            return (*self.methods, *self.variants)
+        return tuple(dict.fromkeys((*paper_methods(), *default_methods())))
+
+
+_RATES = ("0-S10-S10-S20", "0-S20-S20-S40", "0-P10-P10-P20", "0-P20-P20-P40")
+_TYPES = ("0-S10-P10-C10", "S10-S20-P10-P20", "0-S40-P20-C20")
+_MIXED_NOISE = ("0-S10-P10-C10",)
+
+_NO_RCL: Tree = {"loss": "ce"}
+_NO_ATP: Tree = {**_NO_RCL, "thresholds": "fixed", "zeta": 0.7}
+_NO_GSS: Tree = {**_NO_ATP, "scope": "own"}
+_PARTS: Mapping[str, tuple[str, Tree]] = {
+    "full": ("FedGSCA", {}),
+    "no-rcl": ("without RCL", _NO_RCL),
+    "no-rcl-atp": ("without RCL, ATP (fixed 0.7)", _NO_ATP),
+    "no-rcl-atp-gss": ("without RCL, ATP, GSS (CSS only)", _NO_GSS),
+}
+_SETTINGS: Mapping[str, tuple[str, Tree]] = {
+    "zeta-0.7": ("ζ₀ = 0.7", {"zeta": 0.7}),
+    "zeta-0.8": ("ζ₀ = 0.8", {}),
+    "zeta-0.9": ("ζ₀ = 0.9", {"zeta": 0.9}),
+    "beta-constant": ("β constant 0.75", {"beta_schedule": "constant"}),
+    "beta-linear": ("β linear 0.75 → 0.55", {"beta_schedule": "linear"}),
+    "beta-0.65": ("β cosine 0.75 → 0.65", {"beta_end": 0.65}),
+    "beta-0.55": ("β cosine 0.75 → 0.55", {}),
+    "beta-0.45": ("β cosine 0.75 → 0.45", {"beta_end": 0.45}),
+    "beta-0.35": ("β cosine 0.75 → 0.35", {"beta_end": 0.35}),
+}
+
+_EXPERIMENTS = (
+    PaperExperiment("kvasir-symmetric", "extreme symmetric noise", "kvasir", ("S40", "S50")),
+    PaperExperiment(
+        "kvasir-pairflip-ck",
+        "pairflip and CK-asymmetric noise",
+        "kvasir",
+        ("P10", "P20", "C10", "C20"),
+    ),
+    PaperExperiment("kvasir-rates", "sites with different noise rates", "kvasir", _RATES),
+    PaperExperiment("kvasir-types", "sites with different noise types", "kvasir", _TYPES),
+    PaperExperiment("odir-rates", "sites with different noise rates", "odir", _RATES),
+    PaperExperiment("odir-types", "sites with different noise types", "odir", _TYPES),
+    PaperExperiment("chaoyang", "labels as the pathologists gave them", "chaoyang", (REAL,)),
+    PaperExperiment("ablation", "FedGSCA without its parts", "kvasir", _MIXED_NOISE, _PARTS),
+    PaperExperiment("ablation-chaoyang", "FedGSCA without its parts", "chaoyang", (REAL,), _PARTS),
+    PaperExperiment(
+        "noise-levels",
+        "RCL against UCL",
+        "kvasir",
+        ("S10", "S20", "S40", "S50"),
+        {"full": ("RCL", {}), "ucl": ("UCL", {"loss": "ucl"})},
+        notes=("The noise levels are ours: the paper's text does not name those of its figure.",),
+    ),
+    PaperExperiment(
+        "sensitivity",
+        "hyper-parameters of FedGSCA",
+        "odir",
+        _MIXED_NOISE,
+        _SETTINGS,
+        reference="zeta-0.8",
+        notes=("ζ₀ = 0.8 and β cosine 0.75 → 0.55 are the same settings, FedGSCA's default.",),
+    ),
+    PaperExperiment(
+        "stability",
+        "distance of the sites' models from the one they received",
+        "kvasir",
+        _MIXED_NOISE,
+        {"css": ("FedGSCA (CSS)", {"scope": "own"})},
+        methods=("fedavg", "fedgp", "fedgsca"),
+        notes=(
+            "Stability: mean squared distance of the sites' trained models from the model they "
+            "received, over trainable weights and all rounds; small is stable. FedGP trains "
+            "another head, so its distance counts other weights.",
+            "CSS: every site selects by its own selector, all else as in FedGSCA.",
+        ),
+    ),
+    PaperExperiment(
+        "efficiency",
+        "time to FedAvg's best F1",
+        "kvasir",
+        ("0-S40-P20-C20",),
+        methods=("fedavg", "fedgsca"),
+        is_timed=True,
+    ),
+)
+EXPERIMENTS = {experiment.name: experiment for experiment in _EXPERIMENTS}
+
+
+# ---- from an experiment to a comparison ----
 
 Scale = Literal["paper", "mini"]
 PAPER_ROUNDS = 100
 MINI_ROUNDS = 50
 SEEDS_OF: Mapping[str, int] = MappingProxyType({"paper": 5, "mini": 3})
-PAPER: Tree = {
-    "data": {"image_size": 224},
-    "model": {"name": "resnet50"},
-    "train": {
-        "rounds": PAPER_ROUNDS,
-        "epochs": 1,
-        "batch_size": 128,
-        "lr": 0.01,
-        "momentum": 0.0,
-        "weight_decay": 1e-6,
-        "lr_steps": [0.7, 0.9],
-        "lr_decay": 0.1,
-        "augment": "rotate",
-    },
-}
+# the protocol of the preset, with our default of class balance
+PAPER: Tree = {key: dict(PRESETS["paper-full"][key]) for key in ("data", "model", "train")}
+del PAPER["train"]["class_balance"]
 # replaces the pathologists' matrix if there are not four classes: the same mean rate, between
 # look-alikes
 SUBSTITUTE_NOISE = "C11"
@@ -51,7 +179,7 @@ _FIXED_KEYS = ("method", "seed", "data.source", "data.sites", "noise.spec", "noi
 @cache
 def read_numbers() -> dict[str, Any]:
     """numbers.json: the publication, and its experiments."""
-    text = Path(__file__).with_name("numbers.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("paper_numbers.json").read_text(encoding="utf-8")
     return dict(json.loads(text))
 
 
@@ -88,7 +216,9 @@ def make_plan(
     if REAL in chosen_noises:
         noise, noise_tree = real_noise(is_own, source, tree)
         chosen_noises = (noise,)
-        numbers = None if numbers is None else _rename_noise(numbers, noise)
+        if numbers is not None:  # under the name of the noise that is run
+            columns = {row: {noise: noises[REAL]} for row, noises in numbers.rows.items()}
+            numbers = PrintedNumbers(numbers.source, columns)
     run_tree = merge(merge(base_tree(scale, tree), dataset.tree), tree)
     run_tree = merge(run_tree, {"data": {"source": source, "sites": dataset.sites}, **noise_tree})
     available = (*experiment.rows, *(() if experiment.variants else load_methods()))
@@ -99,20 +229,16 @@ def make_plan(
         tree=run_tree,
         ceiling=ceiling,
         title=f"{dataset.title}, {experiment.title}",
-        method_settings=_variant_settings(experiment),
+        method_settings={
+            row: {"method": PAPER_METHOD, PAPER_METHOD: options}
+            for row, (_, options) in experiment.variants.items()
+        },
         labels={row: label for row, (label, _) in experiment.variants.items()},
         reference=experiment.reference,
         is_timed=experiment.is_timed,
         publication=numbers,
         notes=make_notes(experiment, scale, source, run_tree, without_weights=without_weights),
     )
-
-
-def _variant_settings(experiment: PaperExperiment) -> dict[str, Tree]:
-    settings = {}
-    for row, (_, options) in experiment.variants.items():
-        settings[row] = {"method": PAPER_METHOD, PAPER_METHOD: options}
-    return settings
 
 
 def _choose(flag: str, names: tuple[str, ...], available: tuple[str, ...]) -> tuple[str, ...]:
@@ -166,26 +292,21 @@ def base_tree(scale: Scale, user_tree: Tree) -> Tree:
     tree: Tree = {"train": {"rounds": rounds, "threads": 1}}
     if user_model.get("frozen", "name" not in user_model):
         tree |= {"model": {"frozen": True}, "noise": {"candidates": "features"}}
-    for name, (_, warmup) in warmups(rounds, str(user_tree.get("preset", "default"))).items():
-        tree = merge(tree, {name: {"warmup": warmup}})
-    return tree
+    return merge(tree, warmups(rounds, str(user_tree.get("preset", "default"))))
 
 
-def warmups(rounds: int, preset: str = "default") -> dict[str, tuple[int, int]]:
-    """Methods whose warm-up is a number of rounds: (default, scaled).
+def warmups(rounds: int, preset: str = "default") -> Tree:
+    """Settings of methods whose warm-up counts rounds: the same share of fewer rounds than 100.
 
-    The default suits the paper's 100 rounds; the scaled one is the same share of fewer rounds. A
-    warm-up that the preset decides is left to the preset.
+    A warm-up that the preset decides is left to the preset.
     """
-    decisions = PRESETS.get(preset, {})
-    pairs = {}
+    tree: Tree = {}
     for name, method in load_methods().items():
         info = method.Options.model_fields.get("warmup")
-        is_open = "warmup" not in decisions.get(name, {})
+        is_open = "warmup" not in PRESETS.get(preset, {}).get(name, {})
         if info is not None and type(info.default) is int and is_open:
-            scaled_rounds = ceil(info.default * min(rounds / PAPER_ROUNDS, 1))
-            pairs[name] = (info.default, scaled_rounds)
-    return pairs
+            tree[name] = {"warmup": ceil(info.default * min(rounds / PAPER_ROUNDS, 1))}
+    return tree
 
 
 def real_noise(is_own: bool, source: str, tree: Tree) -> tuple[str, Tree]:
@@ -194,19 +315,11 @@ def real_noise(is_own: bool, source: str, tree: Tree) -> tuple[str, Tree]:
         return "0", {}
     from fedgsca.data.load import load
 
-    options = {}
-    for key in ("image_size", "skip_unreadable", "split", "label", "splits"):
-        if key in tree.get("data", {}):
-            options[key] = tree["data"][key]
+    keys = ("image_size", "skip_unreadable", "split", "label", "splits")
+    options = {key: value for key, value in tree.get("data", {}).items() if key in keys}
     if load(source, **options).num_classes == 4:
         return "M", {"noise": {"matrix": "chaoyang"}}
     return SUBSTITUTE_NOISE, {}
-
-
-def _rename_noise(numbers: PrintedNumbers, noise: str) -> PrintedNumbers:
-    """The numbers of the real labels under the name of the noise that is run."""
-    rows = {row: {noise: columns[REAL]} for row, columns in numbers.rows.items()}
-    return PrintedNumbers(numbers.source, rows)
 
 
 def make_notes(
