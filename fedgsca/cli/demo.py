@@ -48,14 +48,14 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """`fedgsca demo`."""
-    from fedgsca.cli.compare import run_comparison
+    from fedgsca.cli.compare import Output, run_comparison
     from fedgsca.lab.demo_plan import demo_plan, write_demo_sheet
 
     plan = demo_plan(seed, ceiling=ceiling)
     has_text = not (quiet or as_json)
     if has_text:
         _introduce(plan)
-    run_comparison(plan, out, jobs=jobs, quiet=quiet, as_json=as_json)
+    run_comparison(plan, out, Output(jobs, quiet=quiet, as_json=as_json))
     sheet = write_demo_sheet(plan, out)
     run = _default_run(plan, out)
     _write_run_report(run, out)

@@ -78,7 +78,7 @@ def table(
     as_json: Json = False,
 ) -> None:
     """`fedgsca table`."""
-    from fedgsca.cli.compare import start_comparison
+    from fedgsca.cli.compare import Output, start_comparison
     from fedgsca.lab.paper import EXPERIMENTS, make_plan
     from fedgsca.lab.plan import parse_methods, parse_seeds
     from fedgsca.lab.runner import parse_shard
@@ -106,9 +106,8 @@ def table(
     )
     parts = (name, scale.value, source_slug(data or ""))
     folder = out or Path("runs") / "-".join(part for part in parts if part)
-    start_comparison(
-        plan, folder, jobs=jobs, shard=parse_shard(shard), quiet=quiet, as_json=as_json
-    )
+    output = Output(jobs, quiet=quiet, as_json=as_json)
+    start_comparison(plan, folder, output, parse_shard(shard))
 
 
 def list_experiments(*, as_json: bool) -> None:

@@ -148,11 +148,17 @@ def review(
         else:
             _print_summary(review_summary, opened_audit.path)
         return
+    pages = {"language": language, "viewer": viewer}
     if serve_at is not None:
-        pages = {"language": language, "viewer": viewer}
         _serve_network(opened_audit, pages, serve_at, listen, certificate, key)
         return
-    name = reviewer_name(reviewer)
+    _serve_here(opened_audit, pages, reviewer_name(reviewer), port, blind=blind)
+
+
+def _serve_here(
+    audit: Audit, pages: dict[str, str], name: str, port: int | None, *, blind: bool
+) -> None:
+    """The page of one reviewer on this computer."""
     from fedgsca.labels.review.serve import require_server_packages, serve_page
 
     require_server_packages()  # before the images are read
@@ -160,8 +166,7 @@ def review(
     from fedgsca.labels.review.session import Session
     from fedgsca.labels.review.web_app import build_app
 
-    images = AuditImages.open(opened_audit)
-    session = Session(opened_audit, images, name, blind=blind, language=language, viewer=viewer)
+    session = Session(audit, AuditImages.open(audit), name, blind=blind, **pages)
 
     def announce(address: str) -> None:
         print_line(f"review  {address}", "bold")
@@ -177,7 +182,7 @@ def review(
         f" list are decided, {progress.num_decisions} in total"
     )
     if progress.num_decisions:
-        _print_next_step(opened_audit.path)
+        _print_next_step(audit.path)
 
 
 def _check_viewer(viewer: str) -> None:

@@ -133,9 +133,9 @@ def resume(
         folder = copy
     plan = read_plan(folder)
     if plan is not None:
-        from fedgsca.cli.compare import run_comparison
+        from fedgsca.cli.compare import Output, run_comparison
 
-        run_comparison(plan, folder, jobs=jobs, track=track, quiet=quiet, as_json=as_json)
+        run_comparison(plan, folder, Output(jobs, track, quiet=quiet, as_json=as_json))
         return
     config = read_config(folder)
     if not (folder / "result.json").exists():
