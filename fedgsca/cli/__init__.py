@@ -39,11 +39,7 @@ from fedgsca.cli import (
 )
 from fedgsca.cli.error_output import (
     from_click,
-    from_exhaustion,
-    from_odd_text,
-    from_permission_error,
-    from_system_error,
-    is_odd_text,
+    from_exception,
     show_bug,
     show_error,
 )
@@ -185,23 +181,15 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return show_error(from_click(error), as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPT_EXIT_CODE
-    except PermissionError as error:
-        return show_error(from_permission_error(error), as_json=as_json)
     except BrokenPipeError:  # `fedgsca ... | head` has seen enough
         _discard_output()
         return 0
-    except OSError as error:
-        if is_disk_full(error) and error.filename is None:
-            _discard_output()
-        return show_error(from_system_error(error), as_json=as_json)
-    except (MemoryError, RecursionError) as error:
-        return show_error(from_exhaustion(error), as_json=as_json)
-    except ValueError as error:
-        if is_odd_text(error):
-            return show_error(from_odd_text(error), as_json=as_json)
-        traceback.print_exc()
-        return show_bug(error, as_json=as_json)
     except Exception as error:
+        if isinstance(error, OSError) and is_disk_full(error) and error.filename is None:
+            _discard_output()
+        refusal = from_exception(error)
+        if refusal is not None:
+            return show_error(refusal, as_json=as_json)
         traceback.print_exc()  # without the values of variables: they may be a patient's
         return show_bug(error, as_json=as_json)
 
