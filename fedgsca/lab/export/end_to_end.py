@@ -15,7 +15,29 @@ from fedgsca.lab.export.model_json import ModelDescription
 from fedgsca.models.build import Classifier, feature_width, spec_of
 
 
-class EndToEndModel(nn.Module):
+class FeatureModel(nn.Module):
+    """(n, D) float32 features of the user's own network -> (n, C) float32 probabilities."""
+
+    def __init__(self, model: Classifier, width: int, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.backbone = model.backbone
+        self.head = model.head
+        self.width = width
+        self.temperature = temperature
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Probabilities (n, C) of features (n, D)."""
+        return self.classify(F.layer_norm(features, (self.width,)))  # as in models/features.py
+
+    def classify(self, features: Tensor) -> Tensor:
+        """The head and the softmax on top of it."""
+        logits = self.head(features)
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        return torch.softmax(logits, dim=1)
+
+
+class EndToEndModel(FeatureModel):
     """(n, H, W, 3) uint8 -> (n, C) float32 probabilities."""
 
     mean: Tensor
@@ -24,14 +46,10 @@ class EndToEndModel(nn.Module):
     resize_columns: Tensor
 
     def __init__(self, model: Classifier, description: ModelDescription) -> None:
-        super().__init__()
+        super().__init__(model, feature_width(description.model), description.temperature)
         spec = spec_of(description.architecture)
         height, width = description.image_size
-        self.backbone = model.backbone
-        self.head = model.head
-        self.width = feature_width(description.model)
         self.frozen = description.frozen
-        self.temperature = description.temperature
         self.register_buffer("mean", torch.tensor(spec.mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(spec.std).view(1, 3, 1, 1))
         size = description.feature_size
@@ -48,31 +66,9 @@ class EndToEndModel(nn.Module):
         if self.resizes:
             x = self.resize_rows @ x @ self.resize_columns
         features = self.backbone((x - self.mean) / self.std)
-        if self.frozen:  # as in models/features.py
-            features = F.layer_norm(features, (self.width,))
-        logits = self.head(features)
-        if self.temperature != 1.0:
-            logits = logits / self.temperature
-        return torch.softmax(logits, dim=1)
-
-
-class FeatureModel(nn.Module):
-    """(n, D) float32 features of the user's own network -> (n, C) float32 probabilities."""
-
-    def __init__(self, model: Classifier, width: int, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.backbone = model.backbone
-        self.head = model.head
-        self.width = width
-        self.temperature = temperature
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Probabilities (n, C) of features (n, D)."""
-        x = F.layer_norm(features, (self.width,))  # as in models/features.py
-        logits = self.head(x)
-        if self.temperature != 1.0:
-            logits = logits / self.temperature
-        return torch.softmax(logits, dim=1)
+        if self.frozen:
+            return super().forward(features)
+        return self.classify(features)
 
 
 def make_export_model(model: Classifier, description: ModelDescription) -> nn.Module:

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def _require_nothing() -> None:
-    """A format that needs no optional package."""
-
-
 @dataclass(frozen=True)
 class ExportFormat:
     """One kind of file."""
@@ -36,8 +32,8 @@ class ExportFormat:
     description: str
     write: Callable[[nn.Module, ModelDescription], bytes]
     open: Callable[[Path, ModelDescription], Probabilities]
-    # raises if an optional package is missing
-    require: Callable[[], None] = _require_nothing
+    # optional packages
+    packages: tuple[str, ...] = ()
 
 
 def _write_safetensors(model: nn.Module, description: ModelDescription) -> bytes:
@@ -107,44 +103,6 @@ def _run_with_torch(model: Any) -> Probabilities:
             return np.asarray(model(torch.from_numpy(np.array(images))).numpy())
 
     return probabilities
-
-
-def _write_onnx(model: nn.Module, description: ModelDescription) -> bytes:
-
-    return write_onnx(model, description)
-
-
-def _open_onnx(path: Path, description: ModelDescription) -> Probabilities:
-
-    return open_onnx(path)
-
-
-def _require_onnx() -> None:
-
-    require_packages("onnx", "onnxscript", "onnxruntime")
-
-
-FORMATS: dict[str, ExportFormat] = {
-    "safetensors": ExportFormat(
-        "model.safetensors",
-        "plain weights, for fedgsca and torch",
-        _write_safetensors,
-        _open_safetensors,
-    ),
-    "onnx": ExportFormat(
-        "model.onnx",
-        "for ONNX Runtime and other runtimes; extra [onnx]",
-        _write_onnx,
-        _open_onnx,
-        _require_onnx,
-    ),
-    "torchscript": ExportFormat(
-        "model.pt",
-        "for libtorch and torch.jit.load",
-        _write_torchscript,
-        _open_torchscript,
-    ),
-}
 
 
 # the oldest version that torch's exporter writes without converting
@@ -221,3 +179,26 @@ def _without_chatter() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(old_level)
+
+
+FORMATS: dict[str, ExportFormat] = {
+    "safetensors": ExportFormat(
+        "model.safetensors",
+        "plain weights, for fedgsca and torch",
+        _write_safetensors,
+        _open_safetensors,
+    ),
+    "onnx": ExportFormat(
+        "model.onnx",
+        "for ONNX Runtime and other runtimes; extra [onnx]",
+        write_onnx,
+        open_onnx,
+        ("onnx", "onnxscript", "onnxruntime"),
+    ),
+    "torchscript": ExportFormat(
+        "model.pt",
+        "for libtorch and torch.jit.load",
+        _write_torchscript,
+        _open_torchscript,
+    ),
+}
