@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
@@ -324,7 +324,7 @@ def draw_method_curves(
     figure, axes = make_axes(1000, 360, margin_right=122) if is_wide else make_axes(460, 290)
     ends = []
     for method, method_curves in curves.items():
-        last_value = _draw_mean(axes, method_curves, method_slot(method))
+        last_value = draw_mean(axes, method_curves, method_slot(method))
         ends.append(LineEnd(last_value, labels[method], slot_colour(method_slot(method))))
     last_round = max(max(method_curves) for method_curves in curves.values())
     axes.set_ylim(*score_range(list(curves.values()), last_round))
@@ -335,7 +335,7 @@ def draw_method_curves(
     return figure_svg(figure, name)
 
 
-def _draw_mean(axes: Axes, curves: RoundCurves, slot: int) -> float:
+def draw_mean(axes: Axes, curves: RoundCurves, slot: int, **style: Any) -> float:
     """Draw mean and range in the colour and dash of a slot. Returns the last value of the mean."""
     rounds = list(curves)
     means = [fmean(curves[number]) for number in rounds]
@@ -343,7 +343,7 @@ def _draw_mean(axes: Axes, curves: RoundCurves, slot: int) -> float:
         low = [min(curves[number]) for number in rounds]
         high = [max(curves[number]) for number in rounds]
         axes.fill_between(rounds, low, high, color=slot_colour(slot), alpha=0.16, lw=0)
-    axes.plot(rounds, means, color=slot_colour(slot), ls=slot_line_style(slot))
+    axes.plot(rounds, means, color=slot_colour(slot), ls=slot_line_style(slot), **style)
     return means[-1]
 
 
@@ -353,17 +353,12 @@ def score_range(curves: Sequence[RoundCurves], last_round: int) -> tuple[float, 
     Low values of the steep first rounds lie below: they would press the differences together.
     The highest value of any round is always inside.
     """
-    low = min(_values(curves, last_round / 8) or _values(curves))
-    high = max(_values(curves))
-    padding = 0.06 * max(high - low, 4)
-    return low - padding, min(high + padding, 101)
-
-
-def _values(curves: Sequence[RoundCurves], after_round: float = 0) -> list[float]:
-    """All values of all seeds in the rounds after `after_round`."""
     values: list[float] = []
+    later_values: list[float] = []
     for curve in curves:
         for number, seed_values in curve.items():
-            if number > after_round:
-                values += seed_values
-    return values
+            values += seed_values
+            later_values += seed_values if number > last_round / 8 else ()
+    low, high = min(later_values or values), max(values)
+    padding = 0.06 * max(high - low, 4)
+    return low - padding, min(high + padding, 101)

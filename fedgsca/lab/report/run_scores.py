@@ -134,21 +134,20 @@ def draw_learning_curve(run: LoadedRun) -> str:
     x = [record.round + 1 for record in records]
     f1 = [float(record.f1 or 0.0) for record in records]
     validation = _validation_points(run)
-    room = 122 if validation or _expected_points(run) else 82
-    figure, axes = make_axes(1000, 350, margin_left=40, margin_right=room, margin_top=34)
     forecast = _expected_points(run)
-    _set_range(axes, [*f1, *(value for _, value in [*validation, *forecast])])
+    room = 122 if validation or forecast else 82
+    figure, axes = make_axes(1000, 350, margin_left=40, margin_right=room, margin_top=34)
+    values = [*f1, *(value for _, value in [*validation, *forecast])]
+    padding = max(max(values) - min(values), 4) * 0.12
+    axes.set_ylim(max(min(values) - 1.6 * padding, -1), min(max(values) + padding, 101))
     _mark_warm_up(run, axes)
     _mark_learning_rates(run, axes)
     ends = [LineEnd(f1[-1], f"test {f1[-1]:.1f}", MAIN)]
-    if validation:
-        axes.plot(*zip(*validation, strict=True), color=VALIDATION, lw=1.7, ls=(0, (5, 2)))
-        last = validation[-1][1]
-        ends.append(LineEnd(last, f"validation {last:.1f}", VALIDATION))
-    if forecast:
-        axes.plot(*zip(*forecast, strict=True), color=FORECAST, lw=1.7, ls=(0, (1, 2)))
-        last = forecast[-1][1]
-        ends.append(LineEnd(last, f"expected {last:.1f}", FORECAST))
+    others = (("validation", validation, VALIDATION, 5), ("expected", forecast, FORECAST, 1))
+    for name, points, colour, dash in others:
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, lw=1.7, ls=(0, (dash, 2)))
+            ends.append(LineEnd(points[-1][1], f"{name} {points[-1][1]:.1f}", colour))
     _draw_headline(axes, x, f1)
     axes.plot(x, f1, color=MAIN, marker=marker_for(len(x)), ms=6, mec=PAPER, mew=1.2)
     best = int(np.argmax(f1))
@@ -175,12 +174,6 @@ def _expected_points(run: LoadedRun) -> list[tuple[int, float]]:
     """Rounds, from 1, with the macro F1 that the evidence expects on held-out images."""
     scores = expected_scores(run.metrics)
     return [(number + 1, score) for number, score in sorted(scores.items())]
-
-
-def _set_range(axes: Axes, values: list[float]) -> None:
-    low, high = min(values), max(values)
-    padding = max(high - low, 4) * 0.12
-    axes.set_ylim(max(low - 1.6 * padding, -1), min(high + padding, 101))
 
 
 def _draw_headline(axes: Axes, x: list[int], f1: list[float]) -> None:
@@ -323,44 +316,34 @@ def score_table(statistics: FinalStatistics) -> Table:
         "Balanced accuracy": statistics.recall,
         "Precision": statistics.precision,
         "Accuracy": statistics.accuracy,
+        "AUROC": statistics.auroc,
+        "Average precision": statistics.average_precision,
     }
-    if statistics.auroc is not None:
-        measures["AUROC"] = statistics.auroc
-    if statistics.average_precision is not None:
-        measures["Average precision"] = statistics.average_precision
     rows = []
     for name, interval in measures.items():
-        rows.append([name, score_number(interval.value), bounds_text(interval)])
+        if interval is not None:
+            rows.append([name, score_number(interval.value), bounds_text(interval)])
     note = "All but the accuracy are means over the classes."
     return Table("The final model", ["Measure", "Score", "95 % interval"], rows, note=note)
 
 
 def class_table(statistics: FinalStatistics, classes: Sequence[str]) -> Table:
     """Scores of every class with their intervals."""
-    head = ["Class", "F1"]
-    has_probabilities = statistics.auroc is not None
-    if has_probabilities:
-        head += ["AUROC", "Average precision"]
-    else:
-        head += ["Recall", "Precision"]
-    rows: list[list[str | Cell]] = []
-    for name in classes:
-        if name not in statistics.per_class:
-            continue
-        entry = statistics.per_class[name]
-        cells = [interval_cell(entry.f1)]
-        if has_probabilities:
-            cells += [interval_cell(entry.auroc), interval_cell(entry.average_precision)]
-        else:
-            cells += [interval_cell(entry.recall), interval_cell(entry.precision)]
-        rows.append([name, *cells])
+    columns = {"F1": "f1", "Recall": "recall", "Precision": "precision"}
     note = ""
-    if has_probabilities:
+    if statistics.auroc is not None:  # there are probabilities
+        columns = {"F1": "f1", "AUROC": "auroc", "Average precision": "average_precision"}
         note = (
             "AUROC: how often an image of the class has a higher probability for it than an image "
             "of another class; 50 is guessing. Average precision: the area under the curve of "
             "precision over recall; guessing gives the share of the class among the images."
         )
+    rows: list[list[str | Cell]] = []
+    for name in classes:
+        if name in statistics.per_class:
+            entry = statistics.per_class[name]
+            rows.append([name, *(interval_cell(getattr(entry, key)) for key in columns.values())])
+    head = ["Class", *columns]
     return Table("Each class against the others", head, rows, note=note)
 
 
