@@ -89,13 +89,6 @@ ShardText = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command(
-        "compare", help="Compare methods under noise over several seeds.", rich_help_panel="Train"
-    )(compare)
-
-
 @experiment_options(
     without=("method", "seed", "audit"), lists=("sites", "partition", "participation", "model")
 )
@@ -118,7 +111,7 @@ def compare(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca compare`."""
+    """Compare methods under noise over several seeds."""
     from fedgsca.lab.plan import (
         ComparisonPlan,
         choose_methods,

@@ -39,16 +39,9 @@ Diff = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    text = "Print the configuration as TOML, every key explained, or what differs from a preset."
-    app.command("config", help=text)(show_config)
-    app.command("methods", help="List the methods, or the options of one.")(methods)
-
-
 @experiment_options()
 def show_config(settings: Settings, diff: Diff = None, as_json: Json = False) -> None:
-    """`fedgsca config`."""
+    """Print the configuration as TOML, every key explained, or what differs from a preset."""
     from fedgsca.cli.chosen_settings import complete_config
     from fedgsca.config import to_toml
 
@@ -192,7 +185,7 @@ class MethodOption:
 
 
 def methods(name: Name = None, as_json: Json = False) -> None:
-    """`fedgsca methods`."""
+    """List the methods, or the options of one."""
     if name is None:
         _show_methods(as_json=as_json)
     else:

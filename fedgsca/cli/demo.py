@@ -30,15 +30,6 @@ Ceiling = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command(
-        "demo",
-        help="Watch methods learn from the same wrong labels. Needs no data.",
-        rich_help_panel="Train",
-    )(demo)
-
-
 def demo(
     seed: Seed = 0,
     out: Out = Path("runs/demo"),
@@ -47,7 +38,7 @@ def demo(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca demo`."""
+    """Watch methods learn from the same wrong labels. Needs no data."""
     from fedgsca.cli.compare import Output, run_comparison
     from fedgsca.lab.demo_plan import demo_plan, write_demo_sheet
 

@@ -74,8 +74,9 @@ def from_click(error: click.ClickException) -> FedgscaError:
             hint = did_you_mean(error.option_name, [name for name in names if name[:2] == "--"])
     elif unknown_command is not None:
         message = f"{command} has no command {unknown_command[1]}"
-        is_group = context is not None and isinstance(context.command, click.Group)
-        commands = context.command.list_commands(context) if is_group else []
+        commands = []
+        if context is not None and isinstance(context.command, click.Group):
+            commands = context.command.list_commands(context)
         hint = did_you_mean(unknown_command[1], commands)
     return ConfigError(
         "cli.usage",

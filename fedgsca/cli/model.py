@@ -61,13 +61,6 @@ SkipUnreadable = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    text = "Classify images with a run's or an exported model, to csv."
-    app.command("predict", help=text)(predict)
-    app.command("export", help="Write a run's model for other programs, with a model card.")(export)
-
-
 def predict(
     model: ModelFolder,
     images: Images,
@@ -79,7 +72,7 @@ def predict(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca predict`."""
+    """Classify images with a run's or an exported model, to csv."""
     _check_options(images, out, score=score, split=split, as_json=as_json)
     print_start(f"opening the model of {model}", quiet=quiet or as_json)
     from fedgsca.lab.export.prediction import (
@@ -255,7 +248,7 @@ def export(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca export`."""
+    """Write a run's model for other programs, with a model card."""
     print_start(f"exporting the model of {run}", quiet=quiet or as_json)
     from fedgsca.lab.export.temperature import GIVEN_LABELS_CAUTION, describe_fit
     from fedgsca.lab.export.write_export import export as write_export

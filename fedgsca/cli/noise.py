@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgsca.cli.options import Json, NoiseHelpCommand, Settings, experiment_options
+from fedgsca.cli.options import Json, Settings, experiment_options
 from fedgsca.support.console import (
     make_table,
     print_json,
@@ -30,15 +30,9 @@ Spec = Annotated[
 _MAX_MATRIX_CLASSES = 16  # a larger matrix does not fit a screen
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    text = "Show what a noise specification does to the labels of a data set."
-    app.command("noise", cls=NoiseHelpCommand, help=text)(preview)
-
-
 @experiment_options("data", "sites", "seed")
 def preview(settings: Settings, spec: Spec, as_json: Json = False) -> None:
-    """`fedgsca noise`: every site's noise, its matrix, and the realised rate on the data."""
+    """Show what a noise specification does to the labels of a data set."""
     from fedgsca.cli.chosen_settings import complete_config
     from fedgsca.federation.simulation import prepare
     from fedgsca.noise import fixed_sites

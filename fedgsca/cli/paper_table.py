@@ -53,12 +53,6 @@ Out = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    text = "Reproduce a table or figure of the paper, its numbers beside ours."
-    app.command("table", help=text, rich_help_panel="Train")(table)
-
-
 @experiment_options("rounds", "model", "preset")
 def table(
     settings: Settings,
@@ -77,7 +71,7 @@ def table(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca table`."""
+    """Reproduce a table or figure of the paper, its numbers beside ours."""
     from fedgsca.cli.compare import Output, start_comparison
     from fedgsca.lab.paper import EXPERIMENTS, make_plan
     from fedgsca.lab.plan import parse_methods, parse_seeds

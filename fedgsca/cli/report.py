@@ -32,15 +32,8 @@ Live = Annotated[
 LIVE_SECONDS = 10
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command(
-        "report", help="Write the report of a run or a comparison.", rich_help_panel="Train"
-    )(report)
-
-
 def report(paths: Folders, live: Live = False, out: Out = None) -> None:
-    """`fedgsca report`."""
+    """Write the report of a run or a comparison."""
     if len(paths) > 1:
         if live:
             raise ConfigError(

@@ -39,17 +39,9 @@ _CLOSING_TEXT = (
 Name = Annotated[str, typer.Argument(metavar="METHOD", help="see `fedgsca methods`")]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    text = "Show what a method sends out of a hospital, and what it receives."
-    app.command("wire", help=text)(wire)
-    text = "Compute the epsilon of a noise level, or the noise level for an epsilon."
-    app.command("privacy", help=text)(privacy)
-
-
 @experiment_options("data", "model", "frozen", "sites", "preset")
 def wire(settings: Settings, method: Name, as_json: Json = False) -> None:
-    """`fedgsca wire`."""
+    """Show what a method sends out of a hospital, and what it receives."""
     from fedgsca.cli.chosen_settings import complete_config
 
     name = find_method(method).name
@@ -286,7 +278,7 @@ def privacy(
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca privacy`."""
+    """Compute the epsilon of a noise level, or the noise level for an epsilon."""
     from fedgsca.federation.privacy import epsilon as epsilon_of
     from fedgsca.federation.privacy import noise_for
 

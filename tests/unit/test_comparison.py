@@ -604,7 +604,6 @@ def test_a_comparison_of_settings_takes_more_values_but_no_other_key(tmp_path: P
         assert caught.value.code == "grid.other-variation"
 
 
-
 def test_varied_settings_are_checked_before_any_run() -> None:
     assert parse_variation(["data.sites=4, 10,4", "train.augment=none,flips"]) == {
         "data.sites": (4, 10),

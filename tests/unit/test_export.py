@@ -18,7 +18,7 @@ from fedgsca.errors import FedgscaError, MissingExtraError, RunFolderError, Weig
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines
 from fedgsca.lab.export import formats
-from fedgsca.lab.export.end_to_end import resize_matrix
+from fedgsca.lab.export.formats import resize_matrix
 from fedgsca.lab.export.prediction import open_model
 from fedgsca.lab.export.trained_model import as_evaluated, read_trained
 from fedgsca.lab.export.write_export import compare_models, export

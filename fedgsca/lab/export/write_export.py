@@ -18,7 +18,7 @@ import numpy as np
 
 from fedgsca.errors import FedgscaError, RunFolderError
 from fedgsca.federation.run_folder import dumps
-from fedgsca.lab.export.formats import FORMATS, require_packages
+from fedgsca.lab.export.formats import FORMATS, make_export_model, require_packages
 from fedgsca.lab.export.model_card import model_card
 from fedgsca.lab.export.model_json import ExportCheck, ModelDescription, describe_model, to_json
 from fedgsca.lab.export.prediction import open_model
@@ -149,8 +149,6 @@ def _write_files(
 def _write_model(
     folder: Path, trained_model: TrainedModel, file_format: str, fit: TemperatureFit | None
 ) -> ModelDescription:
-    from fedgsca.lab.export.end_to_end import make_export_model
-
     kind = FORMATS[file_format]
     description = describe_model(trained_model, file_format, kind.file)
     description = replace(description, calibration=fit)
