@@ -326,7 +326,7 @@ def write_tables(out: Path, comparison: Comparison) -> Comparison:
     comparison = with_differences(out, comparison)
     plan = read_plan(out)
     if plan is not None and plan.is_timed:
-        comparison = with_times(plan, out, comparison)
+        comparison = with_times(out, comparison)
     save_comparison(out, comparison)
     tables = make_tables(comparison)
     overview = overview_table(comparison)

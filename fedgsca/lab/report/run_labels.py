@@ -6,7 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fedgsca.federation.records import LabelPair, LabelsInUse, PreviousRun, finite
+from fedgsca.federation.records import (
+    LabelPair,
+    LabelsInUse,
+    PreviousRun,
+    SiteRecord,
+    finite,
+)
 from fedgsca.lab.report.elements import (
     BulletList,
     Collapsible,
@@ -177,16 +183,22 @@ def label_columns(run: LoadedRun) -> dict[str, Column]:
     if knows_truth(run, sites):
         columns["Noise added"] = {name: noise_title(site_noise(run, name)) for name in sites}
         columns["Labels wrong"] = {name: percent_text(run.noise_rate(name), 1) for name in sites}
-    if run.last_selection:
-        columns["Estimated wrong (δ)"] = {
-            name: percent_text(site.number("delta"), 1) for name, site in run.last_selection.items()
-        }
+    for key, records in (("delta", run.last_selection), ("noise_level", _last_round(run))):
+        estimates = {name: site.number(key) for name, site in records.items()}
+        if any(estimate is not None for estimate in estimates.values()):
+            columns["Estimated wrong"] = {
+                name: percent_text(estimate, 1) for name, estimate in estimates.items()
+            }
     shares = unused_shares(run.metrics, run.settings.noise_level)
     if shares:
         columns["Labels not trained on as given"] = {
             name: percent_text(share, 1) for name, share in shares.items()
         }
     return columns
+
+
+def _last_round(run: LoadedRun) -> Mapping[str, SiteRecord]:
+    return run.metrics[-1].sites if run.metrics else {}
 
 
 def participation_columns(run: LoadedRun) -> dict[str, Column]:

@@ -12,6 +12,7 @@ from fedgsca.federation.records import (
     CalibrationResult,
     FinalStatistics,
     GroupStatistics,
+    RoundRecord,
     ScoreInterval,
     finite,
 )
@@ -236,10 +237,6 @@ def class_section(run: LoadedRun) -> PageSection | None:
         return None
     last = records[-1]
     confusion = last.confusion or ()
-    rows: list[list[str | Cell]] = []
-    for name, scores in zip(run.classes, per_class(np.array(confusion)), strict=False):
-        cells = [_score_cell(scores[key]) for key in ("f1", "recall", "precision")]
-        rows.append([name, *cells, count_text(scores["support"])])
     intro = (
         "Each row of the matrix holds the test images with the label of one class, and shows what "
         "the model called them: percent of the row, with the number of images below. "
@@ -249,13 +246,18 @@ def class_section(run: LoadedRun) -> PageSection | None:
     if kappa is not None:
         intro += f" The classes are grades: quadratic kappa {kappa:.2f}."
     matrix = count_matrix(f"Confusion matrix of round {last.round + 1}", run.classes, confusion)
-    table = Table(
-        f"Scores of every class in round {last.round + 1}",
-        ["Class", "F1", "Recall", "Precision", "Test images"],
-        rows,
-        bars=(1, 2, 3),
-    )
-    return PageSection("classes", "Class by class", intro, [MatrixGroup([matrix]), table])
+    blocks = [MatrixGroup([matrix]), round_table(run, last)]
+    return PageSection("classes", "Class by class", intro, blocks)
+
+
+def round_table(run: LoadedRun, record: RoundRecord) -> Table:
+    """Scores of every class in a round with a confusion matrix."""
+    rows: list[list[str | Cell]] = []
+    for name, scores in zip(run.classes, per_class(np.array(record.confusion)), strict=False):
+        cells = [_score_cell(scores[key]) for key in ("f1", "recall", "precision")]
+        rows.append([name, *cells, count_text(scores["support"])])
+    head = ["Class", "F1", "Recall", "Precision", "Test images"]
+    return Table(f"Scores of every class in round {record.round + 1}", head, rows, bars=(1, 2, 3))
 
 
 def _score_cell(value: float) -> Cell:
