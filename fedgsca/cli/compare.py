@@ -227,9 +227,15 @@ def run_comparison(
     plan: ComparisonPlan, out: Path, output: Output, shard: Shard | None = None
 ) -> None:
     """Start or resume a comparison; then tables and report, and an error if runs failed."""
-    from fedgsca.lab.comparison import check_folder, run_plan, write_tables
+    from fedgsca.lab.comparison import run_plan, write_tables
     from fedgsca.lab.report.html_page import write_report
-    from fedgsca.lab.runner import ALL_CELLS, GridDisplay, finished_cells, raise_failures
+    from fedgsca.lab.runner import (
+        ALL_CELLS,
+        GridDisplay,
+        check_folder,
+        finished_cells,
+        raise_failures,
+    )
     from fedgsca.lab.tracking import TrackingGridObserver, find_targets
 
     cells = {cell.name: cell for cell in plan.cells()}

@@ -161,7 +161,9 @@ def _serve_here(
     from fedgsca.labels.review.session import Session
     from fedgsca.labels.review.web_app import build_app
 
-    session = Session(audit, AuditImages.open(audit), name, blind=blind, **pages)
+    images = AuditImages.open(audit)
+    language, viewer = pages["language"], pages["viewer"]
+    session = Session(audit, images, name, blind=blind, language=language, viewer=viewer)
 
     def announce(address: str) -> None:
         print_line(f"review  {address}", "bold")

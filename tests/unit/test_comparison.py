@@ -16,7 +16,6 @@ from fedgsca.federation.base import RunObserver
 from fedgsca.federation.records import RunResult
 from fedgsca.federation.run_folder import read_config
 from fedgsca.lab.comparison import (
-    check_folder,
     collect,
     compare,
     read_comparison,
@@ -387,9 +386,9 @@ def test_a_damaged_plan_file_is_replaced(
 
 def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    error = error_of(RunFolderError, check_folder, PLAN.cells(), tmp_path)
+    error = error_of(RunFolderError, runner.check_folder, PLAN.cells(), tmp_path)
     assert error.code == "grid.folder-not-empty"
-    error = error_of(RunFolderError, check_folder, PLAN.cells(), tmp_path / "thesis.txt")
+    error = error_of(RunFolderError, runner.check_folder, PLAN.cells(), tmp_path / "thesis.txt")
     assert error.code == "grid.out-is-a-file"
 
 

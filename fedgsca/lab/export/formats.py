@@ -190,7 +190,7 @@ FORMATS: dict[str, ExportFormat] = {
         "model.onnx",
         "for ONNX Runtime and other runtimes; extra [onnx]",
         write_onnx,
-        open_onnx,
+        lambda path, _: open_onnx(path),
         ("onnx", "onnxscript", "onnxruntime"),
     ),
     "torchscript": ExportFormat(

@@ -246,7 +246,7 @@ def class_section(run: LoadedRun) -> PageSection | None:
     if kappa is not None:
         intro += f" The classes are grades: quadratic kappa {kappa:.2f}."
     matrix = count_matrix(f"Confusion matrix of round {last.round + 1}", run.classes, confusion)
-    blocks = [MatrixGroup([matrix]), round_table(run, last)]
+    blocks: list[PageElement] = [MatrixGroup([matrix]), round_table(run, last)]
     return PageSection("classes", "Class by class", intro, blocks)
 
 
