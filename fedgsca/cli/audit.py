@@ -186,7 +186,6 @@ def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
     count = "cannot tell"
     if wrong.can_tell:
         count = f"{wrong.count} ({percent(wrong.count / max(summary.labels, 1))})"
-    interval = f"{wrong.low}–{wrong.high}"
     confusion = DASH
     if summary.confusions:
         top = summary.confusions[0]
@@ -197,7 +196,7 @@ def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
         confusion,
         str(summary.labels),
         count,
-        interval,
+        f"{wrong.low}–{wrong.high}",
         str(summary.suspects),
     ]
     if not has_truth:

@@ -166,7 +166,6 @@ def _summarise(
     model: LoadedModel, result: PredictionSummary, out: Path | None, *, score: bool
 ) -> dict[str, Any]:
     """The JSON object of --json."""
-    from fedgsca.lab.export.prediction import count_by_class
     from fedgsca.metrics import per_class, scores
 
     summary: dict[str, Any] = {
@@ -175,7 +174,7 @@ def _summarise(
         "fingerprint": model.fingerprint,
         "calibration": None if model.calibration is None else model.calibration.to_json(),
         "images": result.num_images,
-        "predicted": count_by_class(model, result),
+        "predicted": dict(zip(model.classes, result.class_counts.tolist(), strict=True)),
         "unreadable": [{"file": file.name, "reason": file.reason} for file in result.unreadable],
         "out": None if out is None else str(out),
     }

@@ -16,8 +16,6 @@ from fedgsca.support.text import DASH, NBSP, number, percent
 
 # rows, or small plots, that a reader takes in at once
 MAX_ROWS_AT_ONCE = 12
-# lines, or rows of a plot, that can still be told apart
-MAX_LINES = 40
 
 CONFUSION_CORNER = "label ↓ predicted →"
 

@@ -207,20 +207,6 @@ class LoadedRun:
                     newest[name] = site
         return {name: newest[name] for name in self.sites if name in newest}
 
-    def site_series(self, site: str, name: str) -> tuple[list[int], list[float]]:
-        """Rounds, from 1, and values of one number of a site, while it selects labels."""
-        rounds = []
-        values = []
-        for record in self.metrics:
-            site_record = record.sites.get(site)
-            if site_record is None or not is_selecting(site_record):
-                continue
-            value = site_record.number(name)
-            if value is not None:
-                rounds.append(record.round + 1)
-                values.append(value)
-        return rounds, values
-
     def realised_noise(self, site: str) -> RealisedSiteNoise | None:
         """What the noise did to the labels of a site; None if it is not known."""
         setup = self.setup.sites.get(site)
