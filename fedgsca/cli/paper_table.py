@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedgsca.cli.compare import Ceiling, Noises, ShardText
 from fedgsca.cli.options import Jobs, Json, Quiet, Settings, experiment_options, source_slug
-from fedgsca.errors import ConfigError, WeightsError
+from fedgsca.errors import ConfigError
 from fedgsca.support.console import print_json
 from fedgsca.support.text import did_you_mean
-
-if TYPE_CHECKING:
-    from fedgsca.config import Tree
 
 
 class ScaleName(StrEnum):
@@ -32,12 +29,6 @@ ScaleOption = Annotated[
 ]
 Data = Annotated[
     str | None, typer.Option("--data", help="kvasir:ROOT, odir:ROOT, chaoyang:ROOT; mini: any")
-]
-Weights = Annotated[
-    Path | None, typer.Option("--weights", help="LVM-Med ResNet-50 weights (paper scale)")
-]
-NoWeights = Annotated[
-    bool, typer.Option("--no-weights", help="paper scale from random weights; every output says so")
 ]
 Rows = Annotated[
     str | None,
@@ -60,8 +51,6 @@ def table(
     scale: ScaleOption = ScaleName.paper,
     data: Data = None,
     noise: Noises = None,
-    weights: Weights = None,
-    no_weights: NoWeights = False,
     methods: Rows = None,
     seeds: Seeds = None,
     ceiling: Ceiling = True,
@@ -86,7 +75,6 @@ def table(
             f"the paper has no experiment {name!r}",
             fix=f"{did_you_mean(name, EXPERIMENTS)}use one of: {', '.join(EXPERIMENTS)}",
         )
-    tree = _add_weights(settings.tree, scale, weights, no_weights)
     plan = make_plan(
         EXPERIMENTS[name],
         scale.value,
@@ -94,9 +82,8 @@ def table(
         rows=parse_methods(methods) if methods else (),
         noises=tuple(noise or ()),
         seeds=parse_seeds(seeds) if seeds else (),
-        tree=tree,
+        tree=settings.tree,
         ceiling=ceiling,
-        without_weights=no_weights,
     )
     parts = (name, scale.value, source_slug(data or ""))
     folder = out or Path("runs") / "-".join(part for part in parts if part)
@@ -128,39 +115,3 @@ def list_experiments(*, as_json: bool) -> None:
     )
     head = ["experiment", "paper", "", "runs", "mini runs"]
     print_tables([Table("fedgsca table NAME", head, rows, words=(1, 2), note=note)])
-
-
-def _add_weights(tree: Tree, scale: ScaleName, weights: Path | None, no_weights: bool) -> Tree:
-    """The paper starts from LVM-Med; any other start must be explicit."""
-    from fedgsca.config import merge
-
-    if scale == ScaleName.mini:
-        if weights or no_weights:
-            raise ConfigError(
-                "table.weights-at-mini-scale",
-                "--weights and --no-weights can be used with --scale paper only",
-                fix="use --set model.weights=FILE together with --model",
-            )
-        return tree
-    file = tree.get("model", {}).get("weights") or weights
-    if no_weights and file:
-        raise ConfigError(
-            "table.conflicting-weights",
-            "--no-weights and a weights file cannot be combined",
-            fix="remove one of them",
-        )
-    if no_weights:
-        return tree
-    if file is None:
-        raise ConfigError(
-            "table.weights-required",
-            "the paper's network starts from LVM-Med ResNet-50 weights, and no file is given",
-            fix="add --weights lvmmed_resnet.torch, or --no-weights to start from random weights",
-        )
-    if not Path(file).expanduser().is_file():
-        raise WeightsError(
-            "weights.file-not-found",
-            f"the weights file {file} does not exist",
-            fix="check the path given to --weights",
-        )
-    return merge(tree, {"model": {"weights": str(file)}})

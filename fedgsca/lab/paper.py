@@ -202,13 +202,19 @@ def make_plan(
     seeds: tuple[int, ...] = (),
     tree: Tree | None = None,
     ceiling: bool = True,
-    without_weights: bool = False,
 ) -> ComparisonPlan:
     """The comparison of an experiment, or of some of its rows, noises and seeds."""
     tree = tree or {}
     check_settings(tree)
     dataset = DATASETS[experiment.dataset]
     source = choose_source(experiment.dataset, source, scale)
+    if scale == "paper" and "weights" not in tree.get("model", {}):
+        raise ConfigError(
+            "table.weights-required",
+            "the paper's network starts from LVM-Med ResNet-50 weights, and no file is given",
+            fix="add --set model.weights=lvmmed_resnet.torch, or --set model.weights=none to start"
+            " from random weights",
+        )
     is_own = source.startswith(f"{experiment.dataset}:")
     numbers = printed_numbers(experiment.name)
     chosen_noises = _choose("--noise", noises, experiment.noises)
@@ -237,7 +243,7 @@ def make_plan(
         reference=experiment.reference,
         is_timed=experiment.is_timed,
         publication=numbers,
-        notes=make_notes(experiment, scale, source, run_tree, without_weights=without_weights),
+        notes=make_notes(experiment, scale, source, run_tree),
     )
 
 
@@ -323,7 +329,7 @@ def real_noise(is_own: bool, source: str, tree: Tree) -> tuple[str, Tree]:
 
 
 def make_notes(
-    experiment: PaperExperiment, scale: Scale, source: str, tree: Tree, *, without_weights: bool
+    experiment: PaperExperiment, scale: Scale, source: str, tree: Tree
 ) -> tuple[str, ...]:
     """What a reader of the table must know: source of the printed numbers, scale, substitutes."""
     notes = []
@@ -337,7 +343,7 @@ def make_notes(
             "rounds. Numbers are not comparable with printed ones; the order of methods may be. "
             "Warm-ups that count rounds are shortened in proportion."
         )
-    if without_weights:
+    if scale == "paper" and tree["model"]["weights"] is None:
         notes.append("The network started from random weights, the paper's from LVM-Med.")
     if REAL in experiment.noises and not source.startswith(f"{experiment.dataset}:"):
         notes.append("Real wrong labels are replaced by injected ones of the same mean rate.")

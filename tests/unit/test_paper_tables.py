@@ -66,7 +66,12 @@ def test_paper_scale_needs_the_papers_data() -> None:
         with pytest.raises(ConfigError) as caught:
             make_plan(experiment, "paper", source)
         assert caught.value.code == "table.missing-dataset"
-    plan = make_plan(experiment, "paper", "chaoyang:/images")
+    with pytest.raises(ConfigError) as caught:
+        make_plan(experiment, "paper", "chaoyang:/images")
+    assert caught.value.code == "table.weights-required"
+    tree = {"model": {"weights": None}}
+    plan = make_plan(experiment, "paper", "chaoyang:/images", tree=tree)
+    assert any("random weights" in note for note in plan.notes)
     assert plan.noises == ("0",) and plan.tree["data"]["sites"] == DATASETS["chaoyang"].sites
     assert plan.tree["model"]["name"] == "resnet50" and len(plan.seeds) == 5
     assert plan.publication is not None and "0" in plan.publication.rows["fedavg"]
