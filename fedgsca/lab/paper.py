@@ -343,7 +343,7 @@ def make_notes(
             "rounds. Numbers are not comparable with printed ones; the order of methods may be. "
             "Warm-ups that count rounds are shortened in proportion."
         )
-    if scale == "paper" and tree["model"]["weights"] is None:
+    if scale == "paper" and tree["model"]["weights"] in (None, "none"):
         notes.append("The network started from random weights, the paper's from LVM-Med.")
     if REAL in experiment.noises and not source.startswith(f"{experiment.dataset}:"):
         notes.append("Real wrong labels are replaced by injected ones of the same mean rate.")

@@ -69,7 +69,7 @@ def test_paper_scale_needs_the_papers_data() -> None:
     with pytest.raises(ConfigError) as caught:
         make_plan(experiment, "paper", "chaoyang:/images")
     assert caught.value.code == "table.weights-required"
-    tree = {"model": {"weights": None}}
+    tree = {"model": {"weights": "none"}}
     plan = make_plan(experiment, "paper", "chaoyang:/images", tree=tree)
     assert any("random weights" in note for note in plan.notes)
     assert plan.noises == ("0",) and plan.tree["data"]["sites"] == DATASETS["chaoyang"].sites
