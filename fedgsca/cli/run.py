@@ -234,8 +234,7 @@ def show_run(
     """
     from markupsafe import Markup
 
-    from fedgsca.federation.filters.distance import DISTANT_TEXT
-    from fedgsca.lab.report.run_facts import distant_rounds, grade_kappa, result_notes
+    from fedgsca.lab.report.run_facts import grade_kappa, result_notes
     from fedgsca.lab.report.run_page import describe_run
     from fedgsca.lab.report.run_reader import read_run
 
@@ -255,8 +254,6 @@ def show_run(
     _show_previous_run(run)
     _show_sites(run)
     print_line(f"notes   {'; '.join(result_notes(config, run.metrics))}")
-    for site in sorted(distant_rounds(run)):
-        print_line(f"far     {site}: {DISTANT_TEXT}", "yellow")
     seconds = result.seconds
     print_line(f"time    {_time_text(seconds.total, seconds.per_round, command_seconds)}")
     down = size_text(result.bytes_per_round.down)
@@ -313,7 +310,10 @@ def _show_sites(run: LoadedRun) -> None:
     from fedgsca.lab.report.run_labels import column_table, label_columns, quality_columns
     from fedgsca.lab.table import print_tables
 
-    table = column_table("", run.setup.sites, {**label_columns(run), **quality_columns(run)})
+    columns = {**label_columns(run), **quality_columns(run)}
+    for name in ("Estimated wrong", "Taken as noisy"):  # the page has room for them
+        columns.pop(name, None)
+    table = column_table("", run.setup.sites, columns)
     if len(table.rows) > MAX_ROWS:
         note = f"{len(table.rows)} sites; the report has one row for each"
         table = replace(table, rows=table.rows[:MAX_ROWS], note=note)
