@@ -101,7 +101,8 @@ def event_section(run: LoadedRun) -> PageSection | None:
         blocks.append(BulletList(run.damage, "Damaged files"))
     rows = _event_rows(run)
     if rows:
-        notes = [describe_event(run, event) for event in method_events(run)]
+        events = [event for event in method_events(run) if event_rounds(run, event)]
+        notes = [describe_event(run, event) for event in events]
         if distant_rounds(run):
             notes.append(_DISTANCE_NOTE)
         note = " ".join(note for note in dict.fromkeys(notes) if note)
