@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,22 @@ class ComparisonPlan:
 
         Seed by seed and noise by noise, so that an interrupted comparison has complete columns.
         """
+        return list(self._cells)
+
+    @cached_property
+    def _cells(self) -> tuple[GridCell, ...]:
+        """Checked once: a comparison may have hundreds."""
         cells: list[GridCell] = []
         for seed in self.seeds:
             for noise in self.noises:
                 for variant in self.variants:
-                    cells += self._condition_cells(noise, variant, seed)
+                    for row in self.methods:
+                        cells.append(self._cell("method", row, noise, seed, variant))
+                    if self.ceiling and BASELINE in self.methods and not is_clean(noise):
+                        cells.append(self._cell("ceiling", BASELINE, noise, seed, variant))
             if self.clean:
                 cells.append(self._cell("clean", BASELINE, "0", seed, self.variants[0]))
-        return cells
+        return tuple(cells)
 
     @property
     def variants(self) -> list[ComparisonVariant]:
@@ -115,13 +124,6 @@ class ComparisonPlan:
     def label_of(self, row: str) -> str:
         """The name of a row for people."""
         return self.labels.get(row) or method_title(row)
-
-    def _condition_cells(self, noise: str, variant: ComparisonVariant, seed: int) -> list[GridCell]:
-        """All rows under one noise with one network and its settings, and the ceiling."""
-        cells = [self._cell("method", row, noise, seed, variant) for row in self.methods]
-        if self.ceiling and BASELINE in self.methods and not is_clean(noise):
-            cells.append(self._cell("ceiling", BASELINE, noise, seed, variant))
-        return cells
 
     def _cell(
         self, role: Role, row: str, noise: str, seed: int, variant: ComparisonVariant
