@@ -66,7 +66,9 @@ def from_click(error: click.ClickException) -> FedgscaError:
     if isinstance(error, click.NoSuchOption):
         message = f"{command} has no option {error.option_name}"
         parameters = [] if context is None else context.command.params
-        names = [name for one in parameters for name in (*one.opts, *one.secondary_opts)]
+        names: list[str] = []
+        for parameter in parameters:
+            names += [*parameter.opts, *parameter.secondary_opts]
         option = _OTHER_OPTIONS.get(error.option_name, "")
         if option.partition(" ")[0].rstrip(",") in names:
             hint = f"use {option}; or "

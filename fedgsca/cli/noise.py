@@ -89,7 +89,9 @@ def _show(
         if not noise.has_matrix and not noise.definition.is_recorded:
             # noise that depends on the image has no matrix: the labels that were drawn
             title = f"{noise} at {site['site']}: labels as they were drawn"
-            shares = [[count / max(sum(row), 1) for count in row] for row in site["counts"]]
+            shares = []
+            for row in site["counts"]:
+                shares.append([count / max(sum(row), 1) for count in row])
             _show_matrix(title, shares, classes)
     for warning in experiment.warnings:
         print_note(warning)

@@ -200,9 +200,9 @@ def _show_measurement(measurement: Mapping[str, Any], config: Config) -> None:
     print_line(_privacy_text(config))
     rows = [["round", "1 number", "", "", "the number of the round"], *_message_rows(download)]
     print_line("\nReaches a site every round", "bold")
-    columns = [i for i, name in enumerate(head) if name != "under privacy"]
-    rows = [[row[i] for i in columns] for row in rows]
-    print_table(make_table([head[i] for i in columns], rows, text_columns=4))
+    for row in (head, *rows):  # what privacy changes concerns uploads
+        del row[3]
+    print_table(make_table(head, rows, text_columns=4))
     up, down = upload["message_bytes"], download["message_bytes"]
     for text, count in (("one site", 1), (f"all {num_sites} sites", num_sites)):
         print_line(

@@ -144,8 +144,8 @@ def draw_learning_curve(run: LoadedRun) -> str:
     _mark_warm_up(run, axes)
     _mark_learning_rates(run, axes)
     ends = [LineEnd(f1[-1], f"test {f1[-1]:.1f}", MAIN)]
-    others = (("validation", validation, VALIDATION, 5), ("expected", forecast, FORECAST, 1))
-    for name, points, colour, dash in others:
+    lines = (("validation", validation, VALIDATION, 5), ("expected", forecast, FORECAST, 1))
+    for name, points, colour, dash in lines:
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, lw=1.7, ls=(0, (dash, 2)))
             ends.append(LineEnd(points[-1][1], f"{name} {points[-1][1]:.1f}", colour))
