@@ -187,7 +187,7 @@ def test_card_contains_the_numbers_of_the_run(runs: dict[str, Path], tmp_path: P
     ).read_text()
     result = json.loads((runs["whole"] / "result.json").read_text())
     for name, part in result["per_class"].items():
-        scores = f"{part['precision']:.1f} | {part['recall']:.1f} | {part['f1']:.1f}"
+        scores = f"{part['f1']:.1f} | {part['recall']:.1f} | {part['precision']:.1f}"
         assert f"| {name} | {scores} | {part['support']} |" in card
     last = read_lines(runs["whole"] / "metrics.jsonl")[-1]["sites"]
     setup = json.loads((runs["whole"] / "setup.json").read_text())["sites"]

@@ -282,7 +282,7 @@ def results_section(run: LoadedRun, rounds: int) -> list[str]:
     return [
         "## Results",
         "",
-        "On the test set, in percent:",
+        f"On the test set after round {records[-1].round + 1}, in percent:",
         "",
         to_markdown([round_table(run, records[-1])]),
         f"Macro F1, mean of the last {num_rounds} tested rounds: {f1}.",
