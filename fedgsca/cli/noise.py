@@ -46,7 +46,7 @@ def preview(settings: Settings, spec: Spec, as_json: Json = False) -> None:
     previews = [_preview_site(experiment, name) for name in experiment.sites]
     matrices: dict[str, list[list[float]]] = {}
     for name, noise in experiment.noise.items():
-        if noise.has_matrix:
+        if noise.definition.has_matrix:
             matrix = matrix_of(experiment, name).tolist()
             # the same kind differs from site to site if it depends on the labels of the site
             is_new = matrices.setdefault(str(noise), matrix) != matrix
@@ -86,7 +86,7 @@ def _show(
             _show_matrix(f"{name}: transition matrix", matrix, classes)
     for site in previews:
         noise = experiment.noise[site["site"]]
-        if not noise.has_matrix and not noise.definition.is_recorded:
+        if not noise.definition.has_matrix and not noise.definition.is_recorded:
             # noise that depends on the image has no matrix: the labels that were drawn
             title = f"{noise} at {site['site']}: labels as they were drawn"
             shares = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 import getpass
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +28,7 @@ from fedgsca.support.text import number, percent, plural
 if TYPE_CHECKING:
     from fedgsca.labels.audit_table import Audit
     from fedgsca.labels.consensus import ReviewerAgreement, ReviewSummary
-    from fedgsca.labels.review.links import PersonalLink
+    from fedgsca.labels.review.people import PersonalLink
     from fedgsca.labels.review.serve import PageAddress, TlsFiles
 
 MAX_CONFLICTS = 20  # printed
@@ -159,7 +158,6 @@ def _serve_here(
     require_server_packages()  # before the images are read
     from fedgsca.labels.audit_images import AuditImages
     from fedgsca.labels.review.session import Session
-    from fedgsca.labels.review.web_app import build_app
 
     images = AuditImages.open(audit)
     language, viewer = pages["language"], pages["viewer"]
@@ -172,7 +170,7 @@ def _serve_here(
             " the same command continues the review"
         )
 
-    serve_page(partial(build_app, session), port, announce)
+    serve_page(session, port, announce)
     progress = session.progress()
     print_line(
         f"\n{progress.num_priority_decisions} of {progress.num_priority} labels of the priority"
@@ -414,9 +412,8 @@ def add_reviewer(
 ) -> None:
     """Make a personal link. It is printed once and stored nowhere; an older one is revoked."""
     from fedgsca.labels.audit_table import read_audit
-    from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook
+    from fedgsca.labels.review.people import ADJUDICATOR, READER, LinkBook, ReviewTrail
     from fedgsca.labels.review.serve import parse_address
-    from fedgsca.labels.review.trail import ReviewTrail
 
     if adjudicator and blind:
         raise ConfigError(
@@ -454,7 +451,7 @@ def add_reviewer(
 def list_reviewers(audit: Folder, as_json: Json = False) -> None:
     """List the links, and how far every person is."""
     from fedgsca.labels.audit_table import read_audit
-    from fedgsca.labels.review.links import LinkBook
+    from fedgsca.labels.review.people import LinkBook
 
     opened_audit = read_audit(audit)
     links = LinkBook(opened_audit.path).links
@@ -479,8 +476,7 @@ def list_reviewers(audit: Folder, as_json: Json = False) -> None:
 def revoke_link(audit: Folder, name: ReviewerName, as_json: Json = False) -> None:
     """End a person's link at once, also in pages that are open. Decisions stay."""
     from fedgsca.labels.audit_table import read_audit
-    from fedgsca.labels.review.links import LinkBook
-    from fedgsca.labels.review.trail import ReviewTrail
+    from fedgsca.labels.review.people import LinkBook, ReviewTrail
 
     opened_audit = read_audit(audit)
     links = LinkBook(opened_audit.path).revoke(name.strip())
@@ -497,7 +493,7 @@ def revoke_link(audit: Folder, name: ReviewerName, as_json: Json = False) -> Non
 def show_trail(audit: Folder, as_json: Json = False) -> None:
     """Check the audit trail and show its newest lines. The exit code is 1 if it was changed."""
     from fedgsca.labels.audit_table import read_audit
-    from fedgsca.labels.review.trail import check_trail
+    from fedgsca.labels.review.people import check_trail
 
     check = check_trail(read_audit(audit).path)
     if as_json:
@@ -552,7 +548,7 @@ def _describe(link: PersonalLink) -> dict[str, Any]:
 def _describe_progress(audit: Audit, link: PersonalLink) -> dict[str, Any]:
     """How many labels the person has to decide about, and has; of readers only."""
     from fedgsca.labels.consensus import count_decided, required_labels
-    from fedgsca.labels.review.links import READER
+    from fedgsca.labels.review.people import READER
 
     decisions = audit.open_decisions()
     if link.role != READER:
