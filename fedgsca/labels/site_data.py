@@ -186,7 +186,7 @@ def _open_table(config: Config, run: Path, fingerprint: str) -> ImageTable:
     names = sites_with_rows(run)
     if table.fingerprint != fingerprint:  # images of no class are made again
         noises = parse_noise(config.noise.spec, len(names))
-        if any(noise.replaces_images for noise in noises):
+        if any(noise.definition.replaces_images for noise in noises):
             return divide(config).table
     if config.noise.given:  # the marks of the file of given labels count
         sites = {name: read_site_rows(run, name) for name in names}

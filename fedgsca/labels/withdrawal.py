@@ -18,7 +18,7 @@ import numpy as np
 from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.data.cache import list_cache, remove_cached
 from fedgsca.data.file_list import show_cases
-from fedgsca.data.load import find_reader, read_any
+from fedgsca.data.load import find_reader
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.relabel import remove_lines
 from fedgsca.data.withdrawn import (
@@ -258,7 +258,8 @@ def _read_images(source: str) -> tuple[Path, list[_Image]]:
     reader, location = find_reader(source)
     root = Path(location).expanduser()
     if reader.list_images is None:
-        table = read_any(reader, location)
+        assert reader.read is not None
+        table = reader.read(location, ReaderOptions())
         groups = np.full(len(table), "") if table.groups is None else table.groups
         pairs = zip(table.ids.tolist(), groups.tolist(), strict=True)
         return root, [_Image(str(name), "", str(group), "") for name, group in pairs]

@@ -160,6 +160,12 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     return "" if suggestion is None else f"did you mean {suggestion!r}? "
 
 
+def suggestion_note(word: str, candidates: Iterable[str]) -> str:
+    """What to append to a misspelled name: " (did you mean 'fedavg'?)", or an empty text."""
+    suggestion = suggest(word, candidates)
+    return "" if suggestion is None else f" (did you mean {suggestion!r}?)"
+
+
 def _only_completion(word: str, names: Sequence[str]) -> str | None:
     """The only name that begins with the word (2 letters or more)."""
     names = [name for name in names if len(word) >= 2 and name.startswith(word)]

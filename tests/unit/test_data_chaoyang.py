@@ -141,7 +141,7 @@ def test_check_compares_with_the_published_numbers(complete_root: Path) -> None:
         report.published_counts["train"]["adenocarcinoma"] == 1404
         and report.published_counts["test"]["all"] == 2139
     )
-    assert [digest.file for digest in report.lists] == [
+    assert [name for name, _ in report.lists] == [
         "train.json",
         "train_annotators.json",
         "test.json",
