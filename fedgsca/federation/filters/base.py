@@ -6,11 +6,13 @@ A filter is one small class with the functions that it needs:
 
     start      a round begins, or begins again because too few sites answered
     examine    an update arrives: returns it, perhaps changed, or raises UpdateError to leave it out
-    judge      all updates that passed `examine`, as a stream; a filter that compares them keeps
-               them in an UpdateSpool until the last one is there, any other one lets them pass
+    judge      all updates that passed `examine` of every filter, as a stream; a filter that
+               compares them keeps them in an UpdateSpool (robust/spool.py) until the last one is
+               there, any other one lets them pass
     remember   the round counts: what is kept here reaches the checkpoint through `to_arrays`
 
-Filters act in the order of the list that `make_filters` returns. Replies come in the order of the
+Filters act in the order of the list that `make_filters` (rule.py) returns: an update passes
+`examine` of all of them before any of them judges it. Replies come in the order of the
 sites' names and leave in this order, so the bytes of a run do not depend on who answers first. As
 long as no filter of the list waits, one update at a time is in memory.
 """
@@ -78,7 +80,10 @@ class UpdateFilter:
         return update
 
     def judge(self, updates: Iterator[Update], context: RoundContext) -> Iterator[Update]:
-        """The updates of the round, in their order, as they are used; others: `context.refuse`."""
+        """The updates of the round, in their order, as they are used; others: `context.refuse`.
+
+        Late updates are rebased by now: all changes are from `context.payload.weights`.
+        """
         return updates
 
     def remember(self, sites: Collection[str], context: RoundContext) -> None:

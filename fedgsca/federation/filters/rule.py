@@ -1,8 +1,9 @@
-"""The list of all filters, and the last one: one model from the updates of a round, by a rule.
+"""`make_filters`, the list of all filters, and the last one, which a rule of robust/ decides.
 
-The same for what travels beside the model and is averaged by the server (`Extra.vote`): evidence
-heads, FedGP's network, selectors. Each array is a vector on which the rule decides anew, because a
-site can lie about one of them and be right about the others.
+`RuleFilter` makes one model from the updates of a round. The same for what travels beside the model
+and is averaged by the server (`Extra.vote`): evidence heads, FedGP's network, selectors. Each array
+is a vector on which the rule decides anew, because a site can lie about one of them and be right
+about the others.
 """
 
 from __future__ import annotations

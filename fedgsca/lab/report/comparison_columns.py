@@ -1,8 +1,10 @@
 """The columns of every table of a comparison, in one list: `compare`, `table`, `demo`, the report.
 
-A column is a heading and a function from a row to a cell (None: the row has no such number). To add
-one to the terminal, Markdown, csv, LaTeX and the page, add one entry to COLUMNS. A column is left
-out where no row has a number for it; `is_brief` columns are also in the terminal and in LaTeX.
+A column is a heading and a function from a row to a cell (None: the row has no such number). An
+entry of COLUMNS is in Markdown, csv and the page, an `is_brief` one also in the terminal and in
+LaTeX. A column is left out where no row has a number for it. A new number of a run also needs a
+field of `ComparisonCell` (lab/records.py), which `make_cell` (lab/comparison.py) fills in, and its
+name in MEASURES (comparison_rows.py), without which the column is left out everywhere.
 """
 
 from __future__ import annotations
