@@ -31,7 +31,7 @@ from fedgsca.support.text import DASH, duration, number, percent, plural, signed
 NO_GAP = f"no recovery: the ceiling is less than {MIN_GAP:g} point above FedAvg"
 # sentences about pairs at the top of a page; more of them are a list below the tables
 MAX_PAIRS = 6
-UNUSED_LABELS = "Labels not trained on as given"
+FLAGGED_LABELS = "Labels flagged"
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ COLUMNS: tuple[ComparisonColumn, ...] = (
     ComparisonColumn("Recovery", _recovery_cell, is_brief=True),
     ComparisonColumn("Difference (95 %)", _difference_cell, is_brief=True),
     _score("expected_f1", "Expected F1", is_brief=True),
-    _number("unused_labels", UNUSED_LABELS, percent),
+    _number("flagged_labels", FLAGGED_LABELS, percent),
     _score("auroc", "AUROC"),
     _score("average_precision", "Average precision"),
     _score("ece", "Calibration error"),
