@@ -212,7 +212,7 @@ def start_comparison(
     if not quiet:
         _explain_plan(plan, earlier)
         if open_cells:
-            announce([cell.config for cell in open_cells], jobs)
+            announce([cell.config for cell in open_cells])
     run_comparison(plan, out, jobs=jobs, track=track, shard=shard, quiet=quiet, as_json=as_json)
 
 

@@ -31,7 +31,8 @@ from fedgsca.config import OWN_FEATURES, Config, build, differences, read_toml, 
 from fedgsca.data.relabel import labels_in_use
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.federation import checkpoint
-from fedgsca.federation.final_statistics import FinalPredictions, write_predictions_file
+from fedgsca.federation.final_statistics import FILE as PREDICTIONS
+from fedgsca.federation.final_statistics import FinalPredictions, encode_predictions
 from fedgsca.federation.records import (
     DataSetup,
     LabelsInUse,
@@ -336,7 +337,7 @@ class RunFolder:
         }
         write_atomic(self.path / "model.safetensors", save_tensors(state.weights, metadata))
         if predictions is not None:
-            write_predictions_file(self.path, predictions)
+            write_atomic(self.path / PREDICTIONS, encode_predictions(predictions))
         result = summarise_run(
             read_rounds(self.path),
             read_timing(self.path),

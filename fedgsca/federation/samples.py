@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, ModelConfig
-from fedgsca.data.cache import cached_array, is_cached
+from fedgsca.data.cache import cached_array
 from fedgsca.data.readers.features_npz import FILE_NAME
 from fedgsca.data.table import ImageTable, images_digest
 from fedgsca.errors import ConfigError, DataError, WeightsError
@@ -134,11 +134,6 @@ def copy_features(config: Config, table: ImageTable, source: ImageTable, rows: n
         return  # the table has them
     key = _cache_key(config, table)
     cached_array(key, (len(table), feature_width(config.model)), np.float32, fill)
-
-
-def features_are_cached(config: Config, table: ImageTable) -> bool:
-    """Whether the features need not be computed again."""
-    return config.model.name == OWN_FEATURES or is_cached(_cache_key(config, table))
 
 
 def check_images(config: Config, table: ImageTable) -> None:

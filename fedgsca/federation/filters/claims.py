@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from fedgsca.config import AggregationConfig, Config
 from fedgsca.errors import ConfigError, UpdateError
 from fedgsca.federation.filters.base import RoundContext, UpdateContext, UpdateFilter, numbers_of
-from fedgsca.federation.robust.rules import load_rules
+from fedgsca.federation.filters.rules import load_rules
 from fedgsca.support.text import did_you_mean, one_line
 from fedgsca.wire import Arrays, Update
 
