@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedgsca.config import SITES_SOURCE, Config
-from fedgsca.errors import QuorumError, UpdateError
+from fedgsca.config.loading import unknown_agreement
+from fedgsca.errors import ConfigError, QuorumError, UpdateError
 from fedgsca.federation import checkpoint
 from fedgsca.federation.base import Engine, PatientEngine, RunObserver, SiteEvaluator
 from fedgsca.federation.filters.base import UpdateFilter, memory_of, restore_memory
-from fedgsca.federation.filters.claims import check_agreed_sites
 from fedgsca.federation.filters.form import number_problem
 from fedgsca.federation.filters.lateness import LateSites
 from fedgsca.federation.filters.rule import make_filters
@@ -74,7 +74,9 @@ def run(
             return result
         folder.check_version()
         experiment = experiment or prepare(config, folder=out)
-        check_agreed_sites(config, experiment.names)
+        problem = unknown_agreement(config, experiment.names)
+        if problem is not None:
+            raise ConfigError("config.unknown-site", problem, fix="correct the name of the site")
         spent_epsilon(config, 1)  # a missing accountant is noticed before the first round
         method = compose_method(config)
         runner = SiteRunner(experiment, method, out)
