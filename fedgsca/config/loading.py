@@ -335,9 +335,9 @@ def _contradictions(config: Config, method: type[MethodSchema]) -> Iterator[tupl
         message = f"aggregation.rule: unknown rule {name!r}; {_hint(name, sorted(rules))}"
         yield "config.unknown-rule", message
     if federation.sites is not None:  # elsewhere only the data knows the sites
-        message = unknown_agreement(config, federation.sites)
-        if message is not None:
-            yield "config.unknown-site", message
+        problem = unknown_agreement(config, federation.sites)
+        if problem is not None:
+            yield "config.unknown-site", problem
     if config.train.loss != "ce" and not method.takes_loss:
         names = [name for name, schema in METHODS.load().items() if schema.takes_loss]
         yield (

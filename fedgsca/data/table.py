@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -96,6 +96,20 @@ def empty_table(name: str, classes: Sequence[str], size: int) -> ImageTable:
     words = np.zeros(0, "<U8")
     digest = fingerprint(images, labels, classes, words)
     return ImageTable(name, images, labels, tuple(classes), words, words, digest)
+
+
+def with_fingerprint(table: ImageTable) -> ImageTable:
+    """The table with the fingerprint of what is in it now."""
+    digest = fingerprint(
+        table.images,
+        table.labels,
+        table.classes,
+        table.split,
+        digest=table.image_digest or None,
+        features=table.features,
+        checked=table.checked,
+    )
+    return replace(table, fingerprint=digest)
 
 
 def fingerprint(

@@ -15,7 +15,7 @@ from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config
 from fedgsca.data.load import load
 from fedgsca.data.partition import split_rows
 from fedgsca.data.readers.features_npz import FILE_NAME, attach_features
-from fedgsca.data.table import ImageTable, fingerprint
+from fedgsca.data.table import ImageTable, with_fingerprint
 from fedgsca.errors import ConfigError, DataError
 
 # what was read within `load_once`: the parameters of `load` -> the table
@@ -84,15 +84,7 @@ def hold_out_validation(table: ImageTable, share: float) -> ImageTable:
     parts = split_rows(table.labels[train], groups, share, 0, source=table.name)
     split = np.array(table.split)
     split[train[parts == "test"]] = "val"
-    digest = fingerprint(
-        table.images,
-        table.labels,
-        table.classes,
-        split,
-        features=table.features,
-        checked=table.checked,
-    )
-    return replace(table, split=split, fingerprint=digest)
+    return with_fingerprint(replace(table, split=split))
 
 
 def read_source(

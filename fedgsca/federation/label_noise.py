@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedgsca.config import Config
 from fedgsca.data.cache import Extra, cached_array, cached_rows
 from fedgsca.data.load import load
-from fedgsca.data.table import ImageTable, fingerprint, images_digest
+from fedgsca.data.table import ImageTable, images_digest, with_fingerprint
 from fedgsca.errors import ConfigError
 from fedgsca.federation.samples import frozen_features
 from fedgsca.noise import NO_CLASS, NoiseContext, SiteNoise, corrupt_site, parse_noise
@@ -423,35 +424,32 @@ def _append_images(
     shape = table.images.shape[1:]
     entry = cached_rows(identity.hexdigest(), shape, np.uint8, read_rows, count)
     no_class = np.full(len(names), NO_CLASS)
-    labels = np.concatenate([table.labels, no_class])
-    split = np.concatenate([table.split, np.full(len(names), "train")])
     # nobody has checked a label of an image of no class
     checked = None
     if table.checked is not None:
         mask = np.concatenate([table.checked.mask, np.zeros(len(names), bool)])
         original = np.concatenate([table.checked.original, np.full(len(names), NO_ORIGINAL)])
         checked = mark_checked(mask, original)
-    return replace(
-        table,
-        images=entry.array,
-        labels=labels,
-        split=split,
-        ids=np.concatenate([table.ids, np.array(names, dtype=str)]),
-        # every foreign image is a group of its own, and no hospital of the source has it
-        groups=None if table.groups is None else np.concatenate([table.groups, names]),
-        site=None if table.site is None else np.concatenate([table.site, [""] * len(names)]),
-        replaced_labels=_extend(table.replaced_labels, no_class),
-        checked=checked,
-        fingerprint=fingerprint(
-            entry.array, labels, table.classes, split, digest=entry.digest, checked=checked
-        ),
-        image_digest=entry.digest,
-        source_table=table,
+    return with_fingerprint(
+        replace(
+            table,
+            images=entry.array,
+            labels=np.concatenate([table.labels, no_class]),
+            split=np.concatenate([table.split, np.full(len(names), "train")]),
+            ids=np.concatenate([table.ids, np.array(names, dtype=str)]),
+            # every foreign image is a group of its own, and no hospital of the source has it
+            groups=_extend(table.groups, names),
+            site=_extend(table.site, [""] * len(names)),
+            replaced_labels=_extend(table.replaced_labels, no_class),
+            checked=checked,
+            image_digest=entry.digest,
+            source_table=table,
+        )
     )
 
 
-def _extend(labels: np.ndarray | None, extra_labels: np.ndarray) -> np.ndarray | None:
-    return None if labels is None else np.concatenate([labels, extra_labels])
+def _extend(column: np.ndarray | None, values: ArrayLike) -> np.ndarray | None:
+    return None if column is None else np.concatenate([column, values])
 
 
 def _make_image(

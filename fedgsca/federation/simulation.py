@@ -21,7 +21,7 @@ from fedgsca.data.class_names import align_classes
 from fedgsca.data.load import take_rows
 from fedgsca.data.partition import leakage_warnings, partition, partition_warnings
 from fedgsca.data.shift import shift_images
-from fedgsca.data.table import ImageTable, fingerprint
+from fedgsca.data.table import ImageTable, with_fingerprint
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.federation.data_source import load_table
 from fedgsca.federation.label_noise import GivenLabels, give_labels, replace_images
@@ -216,17 +216,7 @@ def _recorded_table(config: Config, record: SampleRecord) -> tuple[ImageTable, n
     rows = rows[is_left]
     if len(rows) < len(table) or (np.diff(rows) < 1).any():
         table = take_rows(table, rows)
-    split = record.split[is_left]
-    digest = fingerprint(
-        table.images,
-        table.labels,
-        table.classes,
-        split,
-        digest=table.image_digest or None,
-        features=table.features,
-        checked=table.checked,
-    )
-    return replace(table, split=split, fingerprint=digest), is_left
+    return with_fingerprint(replace(table, split=record.split[is_left])), is_left
 
 
 def check_divisions(configs: Iterable[Config]) -> None:

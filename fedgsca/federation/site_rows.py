@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgsca.data.duplicates import content_digests
-from fedgsca.data.table import SPLITS, ImageTable, fingerprint
+from fedgsca.data.table import SPLITS, ImageTable, with_fingerprint
 from fedgsca.errors import RunFolderError
 from fedgsca.noise import NO_CLASS_NAME
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
@@ -265,13 +265,4 @@ def keep_split(table: ImageTable, folder: Path | None, share: float, seed: int) 
         digest = hashlib.sha256(repr((seed, "split", unit)).encode()).digest()
         drawn_split = "test" if int.from_bytes(digest[:4], "big") < share * 2**32 else "train"
         split[row] = old_splits.get(unit, drawn_split)
-    digest_of_table = fingerprint(
-        table.images,
-        table.labels,
-        table.classes,
-        split,
-        digest=table.image_digest or None,
-        features=table.features,
-        checked=table.checked,
-    )
-    return replace(table, split=split, fingerprint=digest_of_table)
+    return with_fingerprint(replace(table, split=split))

@@ -171,9 +171,11 @@ class FileBatch:
         self._temporaries, self._surplus = {}, []
         try:
             for path, temporary in temporaries.items():
-                _flush(path, temporary)
+                with _write_errors(path), open(temporary, "rb+") as handle:
+                    os.fsync(handle.fileno())
             for path, temporary in temporaries.items():
-                _rename(path, temporary)
+                with _write_errors(path):
+                    os.replace(temporary, path)
         except BaseException:
             _remove_all(temporaries.values())
             raise
@@ -187,17 +189,10 @@ class FileBatch:
         self._temporaries, self._surplus = {}, []
 
 
-def _flush(path: Path, temporary: Path) -> None:
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
     try:
-        with open(temporary, "rb+") as handle:
-            os.fsync(handle.fileno())
-    except OSError as error:
-        raise _write_error(path, error) from error
-
-
-def _rename(path: Path, temporary: Path) -> None:
-    try:
-        os.replace(temporary, path)
+        yield
     except OSError as error:
         raise _write_error(path, error) from error
 

@@ -84,8 +84,8 @@ class RuleFilter(UpdateFilter):
             self.rule.images = images
             model = combine_models(self.rule, waiting, payload.weights)
             extras = combine_extras(self.rule, waiting, self.uploads, payload.extras)
-            for update, own_extras in zip(waiting, extras, strict=True):
-                yield Update(update.site, update.num_samples, model, own_extras)
+            for old, own_extras in zip(waiting, extras, strict=True):
+                yield Update(old.site, old.num_samples, model, own_extras)
 
 
 # ---- one model from the updates of a round, by a rule ----
@@ -227,8 +227,9 @@ class UpdateSpool:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
+        place = None if folder is None else str(folder)
         # closed by __exit__
-        self._file = SpooledTemporaryFile(max_size=_MEMORY, dir=folder)  # noqa: SIM115
+        self._file = SpooledTemporaryFile(max_size=_MEMORY, dir=place)  # noqa: SIM115
         self.updates: list[WaitingUpdate] = []
 
     def __enter__(self) -> UpdateSpool:
