@@ -174,8 +174,7 @@ class FileBatch:
                 with _write_errors(path), open(temporary, "rb+") as handle:
                     os.fsync(handle.fileno())
             for path, temporary in temporaries.items():
-                with _write_errors(path):
-                    os.replace(temporary, path)
+                _rename(path, temporary)
         except BaseException:
             _remove_all(temporaries.values())
             raise
@@ -195,6 +194,11 @@ def _write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise _write_error(path, error) from error
+
+
+def _rename(path: Path, temporary: Path) -> None:
+    with _write_errors(path):
+        os.replace(temporary, path)
 
 
 def _remove_all(paths: Iterable[Path]) -> None:
