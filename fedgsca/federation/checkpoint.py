@@ -156,13 +156,19 @@ _STORES = ("store", "evidence")
 
 def describe_companions(folder: Path, rounds: int) -> dict[str, object]:
     """The checksum of the first `rounds` lines of the log, and the newest memory of each site."""
-    memory: dict[str, int] = {}  # folder of a site -> version
+    lines = _log_lines(folder)[:rounds]
+    return {"log": _log_digest(lines), "memory": describe_memory(folder, rounds)}
+
+
+def describe_memory(folder: Path, rounds: int) -> dict[str, int]:
+    """The newest memory of the first `rounds` rounds: folder of a site -> version."""
+    memory: dict[str, int] = {}
     for kind in _STORES:
         for place in sorted(Path(path) for path, _, _ in os.walk(folder / kind)):
             versions = [version for version in Store(place).versions() if version < rounds]
             if versions:
                 memory[place.relative_to(folder).as_posix()] = versions[-1]
-    return {"log": _log_digest(_log_lines(folder)[:rounds]), "memory": memory}
+    return memory
 
 
 def check_companions(folder: Path, newest: Checkpoint) -> None:
