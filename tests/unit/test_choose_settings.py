@@ -12,6 +12,9 @@ from PIL import Image
 from fedgsca.config import Config, build, merge
 from fedgsca.federation import choose_settings as module
 from fedgsca.federation.choose_settings import (
+    LARGEST_PAIR_JOB,
+    LITE,
+    PAIR,
     CompleteConfig,
     choose_feature_size,
     choose_model,
@@ -101,21 +104,36 @@ def test_chosen_values_are_those_of_a_user_who_gives_them(tmp_path: Path) -> Non
 )
 def test_model_by_size_and_device(size: int, device: str, is_frozen: bool) -> None:
     pytest.importorskip("efficientnet_lite_pytorch")
-    choice = choose_model(size, device)
+    choice = choose_model(size, device, 100)
     assert bool(choice.tree) == is_frozen
     assert bool(choice.reasons) == is_frozen
 
 
+@pytest.mark.parametrize(
+    ("installed", "job", "name"),
+    [
+        ((LITE, PAIR), LARGEST_PAIR_JOB, PAIR),
+        ((LITE, PAIR), LARGEST_PAIR_JOB + 1, LITE),
+        ((LITE,), 100, LITE),
+    ],
+)
+def test_two_networks_where_installed_and_the_job_is_small(
+    monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], job: int, name: str
+) -> None:
+    monkeypatch.setattr(module, "has_packaged_weights", lambda network: network in installed)
+    assert choose_model(224, "cpu", job).tree == {"model": {"name": name, "frozen": True}}
+
+
 def test_without_pretrained_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_has_pretrained_network", lambda: False)
-    choice = choose_model(224, "cpu")
+    monkeypatch.setattr(module, "has_packaged_weights", lambda network: False)
+    choice = choose_model(224, "cpu", 100)
     assert choice.tree == {} and "fedgsca[weights]" in choice.reasons[0]
-    assert choose_model(28, "cpu").reasons == ()
+    assert choose_model(28, "cpu", 100).reasons == ()
 
 
 def test_size_of_frozen_backbone_is_said() -> None:
     config = build({"model": {"frozen": True}})
-    (text,) = describe_model(config, 224)
+    text = describe_model(config, 224)[-1]
     assert "96 pixels, made from 224" in text and "--set model.feature_size" in text
 
 
