@@ -1,4 +1,4 @@
-"""Which frozen features are best: networks, stages, their statistics and weights, flips, size.
+"""Which frozen features are best: networks, stages, their statistics and weights, flips.
 
     python -m benchmarks.feature_study --out DIR --data pathmnist_small.npz ham10000_small
     python -m benchmarks.feature_study --out DIR --write benchmarks/studies/features.md
@@ -197,7 +197,6 @@ def take_roots(vectors: Vectors) -> np.ndarray:
 VIEW: View = (LITE, 96, False)
 RESNET_VIEW: View = (RESNET, 96, False)
 MIRROR_VIEW: View = (LITE, 96, True)
-LARGE_VIEW: View = (LITE, 224, False)
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,6 @@ CHOICES: dict[str, Choice] = {
     "Lite0, every number standardised": Choice(standardise_columns),
     "Lite0, flips averaged": Choice(average_flips, (VIEW, MIRROR_VIEW)),
     "Lite0, projected to 1,024": Choice(lambda vectors: project(join(vectors.parts(VIEW)), 1024)),
-    "Lite0 at 224 px": Choice(lambda vectors: join(vectors.parts(LARGE_VIEW)), (LARGE_VIEW,)),
     "both networks, projected to 2,064": Choice(
         lambda vectors: project(join_networks(vectors), 2064), (VIEW, RESNET_VIEW)
     ),

@@ -25,7 +25,7 @@ from fedgsca.config import Config, load_config
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
 from fedgsca.federation.simulation import Experiment, prepare
-from fedgsca.methods.parts.schedules import rounds_of
+from fedgsca.methods.base import rounds_of
 from fedgsca.models.build import build_head_only
 
 OURS = {"FedAvg": "fedavg", "FedCorr": "fedcorr", "FedCorr official": "fedcorr"}

@@ -75,8 +75,6 @@ EXTRA_PASS = "one more forward pass over all images until two thirds of the run"
 CONVOLUTIONS = "convolutions, the same on both sides, are nearly all of a round"
 SECOND_MODEL = "two models that judge each other in every batch"
 BATCHES = "steps of SGD with the credal loss are two fifths of it, evidence heads a sixth"
-RESIZING = "images are resized in 32 bits per value"
-DECODING = "decoding and resizing photographs costs half of a pass at 96 px, on the same cores"
 GRAPH = "a graph network over all samples, beside a head of one product"
 
 
@@ -325,9 +323,20 @@ def frozen_runs(folder: Path, quick: bool) -> Iterator[Measurement]:
             yield Measurement(what, median(times), seconds_goal, reason=BATCHES)
 
 
-# of the pictures in `feature_pass`: how large they are, and how large they are decoded
-PICTURES = {"96 x 96 px": (96, 96, 96), "600 x 450 px": (600, 450, 224)}
-NETWORK = ModelConfig(name="efficientnet-lite0", frozen=True, feature_size=96)
+@dataclass(frozen=True)
+class Pictures:
+    """Files whose features are computed, at the sizes that `fedgsca run` chooses for them."""
+
+    width: int
+    height: int
+    # pixels after decoding, and at the input of the network
+    size: int
+    # a folder has costs of its own, which few small pictures would have to bear
+    batches: int
+
+
+NETWORK = "efficientnet-lite0"
+PICTURES = (Pictures(96, 96, 96, 8), Pictures(600, 450, 224, 1))
 
 
 def feature_pass(folder: Path, quick: bool) -> Iterator[Measurement]:
@@ -338,47 +347,52 @@ def feature_pass(folder: Path, quick: bool) -> Iterator[Measurement]:
     """
     from unittest.mock import patch
 
-    with patch("fedgsca.models.features.THREADS", 1):
-        yield from _feature_rows(folder, quick)
+    from fedgsca.models.features import VARIABLE
+
+    single = patch.dict(os.environ, {VARIABLE: "1"})  # the time of other processes is not seen
+    with patch("fedgsca.models.features.THREADS", 1), single:
+        for pictures in PICTURES:
+            yield from _feature_rows(folder / f"pictures-{pictures.width}", pictures, quick)
     yield from feature_workers()
 
 
-def _feature_rows(folder: Path, quick: bool) -> Iterator[Measurement]:
+def _feature_rows(folder: Path, pictures: Pictures, quick: bool) -> Iterator[Measurement]:
     from fedgsca.data.load import load
     from fedgsca.models.build import build_frozen, feature_width
     from fedgsca.models.features import BATCH, FeaturePass, extract
 
-    count = BATCH if quick else 2 * BATCH
-    feature_pass = FeaturePass(build_frozen(NETWORK, seed=0), NETWORK)
-    features = np.empty((count, feature_width(NETWORK)), np.float32)
+    model = ModelConfig(name=NETWORK, frozen=True, feature_size=pictures.size)
+    count = BATCH * (1 if quick else pictures.batches)
+    feature_pass = FeaturePass(build_frozen(model, seed=0), model)
+    features = np.empty((count, feature_width(model)), np.float32)
     caches = (folder / f"cache-{number}" for number in range(100))
+    root = folder / "files"
+    write_pictures(root, count, pictures.width, pictures.height)
 
+    def decode() -> np.ndarray:
+        return load(str(root), image_size=pictures.size, cache_dir=next(caches)).images
+
+    def compute(images: np.ndarray) -> None:
+        extract(feature_pass.backbone, model, images, features)
+
+    images = decode()
     # the same batches as in the extraction
-    def pass_forward(batches: Sequence[Tensor]) -> None:
-        with torch.inference_mode():
-            for batch in batches:
-                feature_pass.backbone(batch)
+    batches = [feature_pass.prepare(images[i : i + BATCH]) for i in range(0, count, BATCH)]
+    reference = partial(_pass_forward, feature_pass.backbone, batches)
+    title = f"{pictures.width} x {pictures.height} px"
+    for source, function in {
+        f"decoded {title} images": lambda: compute(images),
+        f"a folder of {title} jpg files": lambda: compute(decode()),
+    }.items():
+        value = 1.0 / ratio(function, reference, 3)
+        what = f"frozen features of {source}: speed / bare forward passes"
+        yield Measurement(what, value, 0.9, "at least", f"{NETWORK}, {pictures.size} px")
 
-    def compute_features(images: np.ndarray) -> None:
-        extract(feature_pass.backbone, NETWORK, images, features)
 
-    def decode_and_compute(root: Path, size: int) -> None:
-        compute_features(load(str(root), image_size=size, cache_dir=next(caches)).images)
-
-    note = f"{NETWORK.name}, {NETWORK.feature_size} px"
-    for title, (width, height, size) in PICTURES.items():
-        root = folder / f"pictures-{width}"
-        write_pictures(root, count, width, height)
-        images = load(str(root), image_size=size, cache_dir=next(caches)).images
-        batches = [feature_pass.prepare(images[i : i + BATCH]) for i in range(0, count, BATCH)]
-        reference = partial(pass_forward, batches)
-        value = 1.0 / ratio(partial(compute_features, images), reference, 3)
-        what = f"frozen features of decoded {title} images: speed / bare forward passes"
-        yield Measurement(what, value, 0.9, "at least", note, reason=RESIZING)
-        value = 1.0 / ratio(partial(decode_and_compute, root, size), reference, 3)
-        what = f"frozen features of a folder of {title} jpg files: speed / bare forward passes"
-        reason = DECODING if width > size else ""
-        yield Measurement(what, value, 0.9, "at least", note, reason=reason)
+def _pass_forward(backbone: nn.Module, batches: Sequence[Tensor]) -> None:
+    with torch.inference_mode():
+        for batch in batches:
+            backbone(batch)
 
 
 def write_pictures(root: Path, count: int, width: int, height: int) -> None:
@@ -403,15 +417,16 @@ def feature_workers(batches: int = 40) -> Iterator[Measurement]:
     num_workers = count_cores() // THREADS
     if num_workers < 2:
         return
-    backbone = build_frozen(NETWORK, seed=0)
+    model = ModelConfig(name=NETWORK, frozen=True)
+    backbone = build_frozen(model, seed=0)
     num_images = batches * BATCH * num_workers
-    shape = (num_images, NETWORK.feature_size, NETWORK.feature_size, 3)
+    shape = (num_images, model.feature_size, model.feature_size, 3)
     images = stream(0, "feature workers").integers(0, 256, shape, dtype=np.uint8)
-    features = np.empty((num_images, feature_width(NETWORK)), np.float32)
+    features = np.empty((num_images, feature_width(model)), np.float32)
     seconds = {}
     for workers in (1, num_workers):
         os.environ[VARIABLE] = str(workers)
-        seconds[workers] = seconds_of(lambda: extract(backbone, NETWORK, images, features))
+        seconds[workers] = seconds_of(lambda: extract(backbone, model, images, features))
     del os.environ[VARIABLE]
     what = f"frozen features with {num_workers} worker processes / with one process, duration"
     yield Measurement(what, seconds[num_workers] / seconds[1], 1.25 / num_workers)

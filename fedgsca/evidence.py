@@ -581,14 +581,21 @@ class SiteEvidence:
         """Of the judge who explains more."""
         return max(judgement.share_explained for judgement in self.judgements.values())
 
+    def opinion(self) -> np.ndarray:
+        """(n, C): q of all judges, without a look at the labels."""
+        return self._mean({name: judge.opinion()[0] for name, judge in self.judgements.items()})
+
     def posterior(self, given: np.ndarray, checked: CheckedLabels | None = None) -> np.ndarray:
         """(n, C): r for the given labels (n,)."""
-        logs = np.zeros((len(given), 0))
+        posteriors = {}
         for name, judgement in self.judgements.items():
-            posterior = judgement.transition(given, checked).posterior
-            term = self.shares[name] * np.log(np.maximum(posterior, TINY))
-            logs = term if not logs.size else logs + term
-        return softmax(logs)
+            posteriors[name] = judgement.transition(given, checked).posterior
+        return self._mean(posteriors)
+
+    def _mean(self, probs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(n, C): the weighted geometric mean of the judges' probabilities, normalised."""
+        logs = [self.shares[name] * np.log(np.maximum(p, TINY)) for name, p in probs.items()]
+        return softmax(sum(logs[1:], start=logs[0]))
 
 
 def suspicion(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:

@@ -52,9 +52,11 @@ def pytest_configure() -> None:
 LONG_FILES = (
     "e2e/test_tutorials.py",
     "contract/test_methods.py",
-    "contract/test_robustness.py",
-    "contract/test_participation.py",
+    "contract/test_withdrawal.py",
     "contract/test_evidence.py",
+    "contract/test_private_flower.py",
+    "contract/test_leaks.py",
+    "contract/test_participation.py",
     "e2e/test_kill.py",
     "e2e/test_cli.py",
     "e2e/test_python_api.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedgsca.config import Config, load_config
 from fedgsca.federation.base import Reply, RunObserver
@@ -61,22 +63,22 @@ def toy_npz(train: int = 124, test: int = 30, val: int = 12, size: int = SIZE) -
 def toy_folder(odd_site: str) -> Path:
     """Images with labels.csv and a site column.
 
-    Sites a, b and c are ordinary; `odd_site` says what is special about d.
+    `odd_site` says what is special about d: "one_class" or "five_samples"; with "both", c has one
+    class and d five samples. The other sites are ordinary.
     """
     from PIL import Image
 
     root = inputs_folder() / f"folder-{odd_site}"
     root.mkdir(exist_ok=True)
     rows: list[tuple[str, str, int]] = []
+    one_class = {"one_class": "d", "five_samples": "", "both": "c"}[odd_site]
     for site in "abc":
-        rows += [(site, "train", i % CLASSES) for i in range(24)]
+        rows += [(site, "train", 1 if site == one_class else i % CLASSES) for i in range(24)]
         rows += [(site, "test", i % CLASSES) for i in range(8)]
-    if odd_site == "one_class":
+    if one_class == "d":
         rows += [("d", "train", 1)] * 24
-    elif odd_site == "five_samples":
-        rows += [("d", "train", i % CLASSES) for i in range(5)]
     else:
-        raise ValueError(odd_site)
+        rows += [("d", "train", i % CLASSES) for i in range(5)]
     pictures = toy_images(np.array([label for _, _, label in rows]), seed=9)
     lines = ["file,label,site,split"]
     for i, ((site, split, label), picture) in enumerate(zip(rows, pictures, strict=True)):
@@ -133,8 +135,8 @@ def toy_config(
         "train__batch_size": 8,
         "train__threads": 1,
         "train__device": "cpu",
-        # a real backbone would take longer than all the rest
-        "evidence__backbone": None,
+        # as a word, because None is the default: a network that takes longer than all the rest
+        "evidence__backbone": "none",
     }
     if source is not None and source.is_dir():
         base["data__partition"] = "column"
@@ -197,6 +199,14 @@ def outcome(folder: Path) -> dict[str, str]:
     """Digests of the files that must be the same whenever the same experiment is run."""
     names = ("model.safetensors", "metrics.jsonl", "config.toml", "setup.json")
     return {name: digest(folder / name) for name in names}
+
+
+def generator_states() -> dict[str, object]:
+    """Where the three global generators are: whoever draws from one moves it."""
+    # numpy's is the one that must not be used
+    numpy_state = repr(np.random.get_state(legacy=False))  # noqa: NPY002
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return {"torch": torch_state, "numpy": numpy_state, "random": random.getstate()}
 
 
 def keep_reply(round_index: int, reply: Reply) -> Reply:

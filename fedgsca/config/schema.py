@@ -641,9 +641,15 @@ class Config(Section):
 
         None is left out, or spelled "none" where the default is something else.
         """
+        from fedgsca.config.presets import recommend
+
         tree: Tree = json.loads(
             self.model_dump_json(exclude_none=True, exclude={"options", "track"})
         )
+        for section, defaults in recommend(tree).items():
+            for key, default in defaults.items():
+                if default is not None and getattr(getattr(self, section), key) is None:
+                    tree[section][key] = "none"
         if self.options:
             tree[self.method] = _spell_none(self.options)
         return tree

@@ -12,7 +12,12 @@ contains both answers.
         T, pi, s   <- EM on all labels; s_i = 1 - r_i(y_i)               fit_models
         l          <- log-likelihood of each fifth, T from the others
     share        mean over models of mean_i s_i, weights ~ exp(l / WIDEN)  estimate_wrong
-    interval     quantiles over models, by the same weights
+    interval     quantiles over models, by the same weights; up to the share of labels
+                 that the judges contradict
+
+All models assume that the labels of easy and of hard images are wrong equally often. People err on
+hard images, where a judge is unsure and blames the image: such errors are not counted. But a label
+that the judges agree with is hardly ever wrong, so the interval ends where they contradict.
 
 Constants were chosen by a study on validation images (docs/evidence.md). Symbols as in evidence.py:
 n samples, C classes, M models; `given` (n,) are the labels y.
@@ -81,6 +86,8 @@ class CountModels:
     log_weights: np.ndarray
     # what the better judge explains of labels that it has not seen; 0 or less: nothing
     share_explained: float
+    # (n,) bool: labels that the judges together contradict
+    contradicted: np.ndarray
     # (n,) bool: labels that a person has checked, which are right; None: none of them
     certain: np.ndarray | None = None
 
@@ -107,7 +114,7 @@ def fit_models(
         checked = mark_checked(checked.mask & ~has_original)
     if len(np.unique(given)) < 2:
         # nothing to explain
-        return CountModels(np.zeros((1, n)), np.zeros(1), 0.0, certain)
+        return CountModels(np.zeros((1, n)), np.zeros(1), 0.0, np.zeros(n, bool), certain)
     rows = np.arange(0, n, math.ceil(n / MAX_WEIGHED))
     part = None if checked is None else checked.part(rows)
     judgements = list(evidence.judgements.values())
@@ -127,7 +134,8 @@ def fit_models(
     doubts = np.stack(suspicions)
     if review is not None:
         weights = weights + _explain_review(doubts, current, review)
-    return CountModels(doubts, weights, evidence.share_explained, certain)
+    contradicted = evidence.opinion().argmax(axis=1) != given
+    return CountModels(doubts, weights, evidence.share_explained, contradicted, certain)
 
 
 def _explain_review(doubts: np.ndarray, given: np.ndarray, review: CheckedLabels) -> np.ndarray:
@@ -181,13 +189,10 @@ def estimate_wrong(models: CountModels, mask: np.ndarray | None = None) -> Wrong
 
 def _estimate_part(models: CountModels, mask: np.ndarray | None) -> WrongShare:
     """Share and interval of the labels in `mask` (n,) bool; None: of all."""
-    if models.certain is None:
-        suspicions = models.suspicions
-        return _estimate(suspicions if mask is None else suspicions[:, mask], models)
     if mask is None:
-        mask = np.ones(len(models.certain), bool)
-    doubtful = mask & ~models.certain
-    estimate = _estimate(models.suspicions[:, doubtful], models)
+        mask = np.ones(models.suspicions.shape[1], bool)
+    doubtful = mask if models.certain is None else mask & ~models.certain
+    estimate = _estimate(models.suspicions[:, doubtful], models.contradicted[doubtful], models)
     factor = int(doubtful.sum()) / max(int(mask.sum()), 1)
     return replace(
         estimate,
@@ -197,8 +202,8 @@ def _estimate_part(models: CountModels, mask: np.ndarray | None) -> WrongShare:
     )
 
 
-def _estimate(suspicions: np.ndarray, models: CountModels) -> WrongShare:
-    """Share and interval from the models' suspicions (M, m) of m labels."""
+def _estimate(suspicions: np.ndarray, contradicted: np.ndarray, models: CountModels) -> WrongShare:
+    """Share and interval of m labels, from the models' suspicions (M, m)."""
     n = suspicions.shape[1]
     if n == 0:
         return WrongShare(0.0, 0.0, 0.0, False)
@@ -216,7 +221,7 @@ def _estimate(suspicions: np.ndarray, models: CountModels) -> WrongShare:
     highest = max(share, float(shares[order[last]]))
     low = max(0.0, lowest - _margin(lowest, variance, n))
     high = min(1.0, highest + _margin(highest, variance, n))
-    return WrongShare(share, low, high, True)
+    return WrongShare(share, low, max(high, float(contradicted.mean())), True)
 
 
 def _margin(share: float, variance: float, n: int) -> float:

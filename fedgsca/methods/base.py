@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 # part of a site's store ("": the method's own) -> name -> (n, ...), an entry for each sample
 SampleMemory = Mapping[str, Mapping[str, np.ndarray]]
 LOSS_MEMORY = "elr"  # the part of label_loss.py
+
+# ranges of options
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class MethodOptions(BaseModel):
@@ -56,6 +65,14 @@ class PublishedOptions(MethodOptions):
         if isinstance(values, Mapping) and values.get("official") in (True, "true"):
             return {**cls.OFFICIAL, **values}
         return values
+
+
+def rounds_of(share: float, rounds: int) -> int:
+    """A stage given as a share of all rounds, in rounds.
+
+    At least one, so that no stage vanishes from a short run.
+    """
+    return max(1, round(share * rounds))
 
 
 @dataclass(frozen=True)
@@ -164,8 +181,9 @@ class Method(Protocol):
         return ServerState(0, weights)
 
     def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The message to every site at the beginning of a round."""
-        return Payload(round, state.weights)
+        """The message to every site in a round: what of the state is declared as a download."""
+        extras = {name: state.extras[name] for name in self.downloads if name in state.extras}
+        return Payload(round, state.weights, extras)
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """One round of training at a site. This runs inside the hospital."""

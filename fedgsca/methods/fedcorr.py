@@ -72,15 +72,18 @@ from fedgsca.methods.base import (
     Lateness,
     Logged,
     Method,
+    NonNegative,
+    PositiveShare,
     PublishedOptions,
     SampleMemory,
     ServerState,
+    Share,
     register,
+    rounds_of,
 )
-from fedgsca.methods.parts.groups import fit_two_groups, two_groups
+from fedgsca.methods.parts.groups import best_cut, fit_two_groups
 from fedgsca.methods.parts.mixup import mixup_cross_entropy
-from fedgsca.methods.parts.schedules import rounds_of
-from fedgsca.methods.parts.statistics import mean_lid
+from fedgsca.methods.parts.statistics import double_softmax_losses, mean_lid
 from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import Batch, Objective, evaluate, evaluate_site, proximal, train
 from fedgsca.selector import clean_probability, fit_selector
@@ -110,54 +113,42 @@ class FedCorrOptions(PublishedOptions):
         "two_modes": False,
     }
 
-    stage1: float = Field(
+    stage1: PositiveShare = Field(
         default=0.1,
-        gt=0,
-        le=1,
         description="T1 as a share of the rounds "
         "(official: 5 of the 100 rounds in which a client takes part)",
     )
-    stage2: float = Field(
+    stage2: Share = Field(
         default=0.4,
-        ge=0,
-        le=1,
         description="T2 as a share of the rounds "
         "(official: 50 of the 100 rounds in which a client takes part)",
     )
-    beta: float = Field(default=5.0, ge=0, description="strength of the proximal term (official 5)")
+    beta: NonNegative = Field(default=5.0, description="strength of the proximal term (official 5)")
     prox: Literal["squared", "norm"] = Field(
         default="squared",
         description="||theta_k - theta||^2 (the paper) or the plain norm (the code)",
     )
-    mixup: float = Field(
-        default=1.0,
-        ge=0,
-        description="alpha of mixup's Beta distribution (official 1); 0: no mixup",
+    mixup: NonNegative = Field(
+        default=1.0, description="alpha of mixup's Beta distribution (official 1); 0: no mixup"
     )
     neighbours: int = Field(default=20, ge=2, description="of a sample for its LID (official 20)")
     loss_kind: Literal["double_softmax", "ce"] = Field(
         default="double_softmax",
         description="losses that reveal wrong labels (the code; the paper: ce)",
     )
-    relabel_ratio: float = Field(
+    relabel_ratio: Share = Field(
         default=0.5,
-        ge=0,
-        le=1,
         description="rho: share of the estimated wrong labels to review per round "
         "(official 0.5; real noise 0.8)",
     )
-    confidence: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="probability that a new label needs (official 0.5; real noise 0.9)",
+    confidence: Share = Field(
+        default=0.5, description="probability that a new label needs (official 0.5; real noise 0.9)"
     )
-    clean_level: float = Field(
-        default=0.1, ge=0, le=1, description="largest mu_k of a site that fine-tunes (official 0.1)"
+    clean_level: Share = Field(
+        default=0.1, description="largest mu_k of a site that fine-tunes (official 0.1)"
     )
-    split_guard: float = Field(
+    split_guard: NonNegative = Field(
         default=0.05,
-        ge=0,
         description="smallest range of the LIDs, relative to their mean, that makes two groups "
         "(official 0)",
     )
@@ -209,14 +200,10 @@ class CorrectionMemory:
 
 
 def sample_losses(probs: np.ndarray, labels: np.ndarray, kind: str) -> np.ndarray:
-    """(n,): cross-entropy of the probabilities (n, C), or of their softmax.
-
-    The latter is log sum_j exp(p_j) - p_y.
-    """
-    p_y = probs[np.arange(len(labels)), labels]
-    if kind == "ce":
-        return np.asarray(-np.log(np.maximum(p_y, 1e-12)))
-    return np.asarray(np.log(np.exp(probs).sum(axis=1)) - p_y)
+    """(n,): cross-entropy of the probabilities (n, C), or of their softmax."""
+    if kind == "double_softmax":
+        return double_softmax_losses(probs, labels)
+    return np.asarray(-np.log(np.maximum(probs[np.arange(len(labels)), labels], 1e-12)))
 
 
 def noise_level(
@@ -335,10 +322,6 @@ class FedCorr(Method):
         """Pre-processing visits every site, as in the paper: each needs a verdict on its labels."""
         return int(state.extras["stage"]) == PRE_PROCESS
 
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model, the stage, the boundary and the limit of fine-tuning."""
-        return Payload(round, state.weights, {name: state.extras[name] for name in self.downloads})
-
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The mean of the models that were trained, and a new boundary of the LIDs."""
         mean = WeightedMean()
@@ -360,11 +343,9 @@ class FedCorr(Method):
         return ServerState(state.round + 1, mean.result() or dict(state.weights), extras)
 
     def _boundary(self, lids: np.ndarray) -> float:
-        groups = two_groups(lids, guard=self.options.split_guard)
-        if groups is not None and self.options.grouping == "mixture":
-            return _mixture_boundary(lids, groups.boundary)
-        if groups is not None:
-            return groups.boundary
+        cut = best_cut(lids, guard=self.options.split_guard)
+        if cut is not None:
+            return _mixture_boundary(lids, cut) if self.options.grouping == "mixture" else cut
         return -math.inf if len(lids) and self.options.one_group == "noisy" else math.inf
 
     # ---- site ----
@@ -389,17 +370,10 @@ class FedCorr(Method):
             memory = self._measure(site, memory)
         if memory is not old_memory:
             site.remember(payload.round, **memory.to_arrays())
-        corrections = memory.labels != site.labels
-        site.note(
-            corrected=memory.labels,
-            clean=~corrections,
-            pseudo_rows=np.flatnonzero(corrections),
-            pseudo_labels=memory.labels[corrections],
-        )
         extras = {
             "noise_level": np.array(memory.mu),
             "trains": np.array(int(trains)),
-            "corrected": np.array(int(corrections.sum())),
+            "corrected": np.array(site.note_corrections(memory.labels)),
         }
         if stage == PRE_PROCESS:
             extras["lid"] = np.array(memory.lid)

@@ -26,7 +26,7 @@ from fedgsca.evidence import softmax
 from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import Card, Lateness, Method, ServerState, register
 from fedgsca.methods.site import Site
-from fedgsca.methods.train import cross_entropy, draw_balanced, evaluate_site, train
+from fedgsca.methods.train import cross_entropy, draw_weighted, evaluate_site, train
 from fedgsca.wire import Extra, Payload, Update
 
 GUIDES = 2
@@ -52,7 +52,7 @@ def train_guide(
     rng = site.rng(round, "guides")
     order = rng.permutation(len(rows))
     if hyper.class_balance > 0 and len(rows):
-        order = draw_balanced(labels, order, hyper.class_balance, rng)
+        order = draw_weighted(labels, order, hyper.class_balance, rng)
     for start in range(0, len(order), hyper.batch_size):
         batch = order[start : start + hyper.batch_size]
         x = features[rows[batch]]
@@ -86,10 +86,6 @@ class FedCUFIT(Method):
         "guide_biases": Extra((GUIDES, "C"), "mean biases of the guiding heads", optional=True),
     }
     late = Lateness("heads are averaged, and nothing else travels", is_tolerated=True)
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model and the guides, once there are any."""
-        return Payload(round, state.weights, dict(state.extras))
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Choose by the guides as received; train the guides and the model."""

@@ -49,11 +49,16 @@ from pydantic import Field
 
 from fedgsca.methods.base import (
     Card,
+    Count,
     Lateness,
     Method,
+    NonNegative,
+    Positive,
     PublishedOptions,
     SampleMemory,
     ServerState,
+    Share,
+    ShareBelowOne,
     average_models,
     register,
 )
@@ -91,44 +96,36 @@ class FedDivOptions(PublishedOptions):
         "var_floor": 1e-6,
     }
 
-    warmup: int = Field(
-        default=5, ge=0, description="rounds on all given labels; official 5 passes over all sites"
+    warmup: Count = Field(
+        default=5, description="rounds on all given labels; official 5 passes over all sites"
     )
-    threshold: float = Field(
-        default=0.5, ge=0, le=1, description="smallest clean probability of a clean sample"
+    threshold: Share = Field(
+        default=0.5, description="smallest clean probability of a clean sample"
     )
-    clean_level: float = Field(
-        default=0.1, ge=0, le=1, description="delta below which a site trains on all its labels"
+    clean_level: Share = Field(
+        default=0.1, description="delta below which a site trains on all its labels"
     )
-    confidence: float = Field(
-        default=0.75, ge=0, le=1, description="zeta, for a new label; official 0, the paper 0.75"
+    confidence: Share = Field(
+        default=0.75, description="zeta, for a new label; official 0, the paper 0.75"
     )
-    xi: float = Field(
-        default=0.5, ge=0, description="strength of the de-biasing; official 0.2, the paper 0.5"
+    xi: NonNegative = Field(
+        default=0.5, description="strength of the de-biasing; official 0.2, the paper 0.5"
     )
-    memory: float = Field(
-        default=0.2,
-        ge=0,
-        lt=1,
-        description="m, weight of the past in phat; official 0.5, the paper 0.2",
+    memory: ShareBelowOne = Field(
+        default=0.2, description="m, weight of the past in phat; official 0.5, the paper 0.2"
     )
-    relabel_from: int = Field(
+    relabel_from: Count = Field(
         default=5,
-        ge=0,
         description="rounds after the warm-up with clean samples only; official 5, the paper 0",
     )
-    relabel_level: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="delta above which new labels are used; official 0.2, the paper 0",
+    relabel_level: Share = Field(
+        default=0.2, description="delta above which new labels are used; official 0.2, the paper 0"
     )
-    mixup: float = Field(
-        default=1.0, ge=0, description="alpha of mixup's Beta distribution (official 1); 0: none"
+    mixup: NonNegative = Field(
+        default=1.0, description="alpha of mixup's Beta distribution (official 1); 0: none"
     )
-    prior_weight: float = Field(
+    prior_weight: NonNegative = Field(
         default=0.0,
-        ge=0,
         description="weight of KL(uniform || mean prediction); the paper: 1 for non-IID data",
     )
     loss_kind: Literal["double_softmax", "ce"] = Field(
@@ -141,8 +138,8 @@ class FedDivOptions(PublishedOptions):
         default="linear",
         description="weights of the sites' variances: n_k/N (the paper) or its square (the code)",
     )
-    var_floor: float = Field(
-        default=1e-3, gt=0, description="lower bound of both variances; official 1e-6"
+    var_floor: Positive = Field(
+        default=1e-3, description="lower bound of both variances; official 1e-6"
     )
 
 

@@ -47,18 +47,22 @@ import numpy as np
 from pydantic import Field
 
 from fedgsca.methods.base import (
+    AtLeastOne,
     Card,
+    Count,
     Lateness,
     Logged,
     Method,
+    NonNegative,
     PublishedOptions,
     ServerState,
     average_models,
     register,
 )
+from fedgsca.methods.parts.optimisers import SGD
 from fedgsca.methods.parts.statistics import log_prior
 from fedgsca.methods.site import Site, load_weights, weights_of
-from fedgsca.methods.train import SGD, Batch, LogitPass, batches, optimiser, softmax_gradient
+from fedgsca.methods.train import Batch, LogitPass, batches, optimiser, softmax_gradient
 from fedgsca.support.lazy_torch import F, Tensor, no_grad, torch
 from fedgsca.wire import Extra, Payload, Update
 
@@ -72,25 +76,22 @@ class FedFixerOptions(PublishedOptions):
 
     OFFICIAL: ClassVar[Mapping[str, object]] = {"personal_steps": 5, "limit_pull": False}
 
-    warmup: int = Field(
-        default=10,
-        ge=0,
-        description="t_sel, the last round in which every sample is kept; official 10",
+    warmup: Count = Field(
+        default=10, description="t_sel, the last round in which every sample is kept; official 10"
     )
-    confidence: float = Field(
+    confidence: NonNegative = Field(
         default=2.0,
-        ge=0,
         description="b_max; official 2 (ten classes), 1 (Clothing1M); "
         "try 1 to 1.5 for four classes",
     )
-    distance: float = Field(
-        default=15.0, ge=0, description="lambda, between the two models; official 15"
+    distance: NonNegative = Field(
+        default=15.0, description="lambda, between the two models; official 15"
     )
-    personal_steps: int = Field(
-        default=1, ge=1, description="J, steps of the personal model per batch; official 5, here 1"
+    personal_steps: AtLeastOne = Field(
+        default=1, description="J, steps of the personal model per batch; official 5, here 1"
     )
-    personal_decay: float = Field(
-        default=1e-3, ge=0, description="weight decay of the personal model; official 1e-3"
+    personal_decay: NonNegative = Field(
+        default=1e-3, description="weight decay of the personal model; official 1e-3"
     )
     personal: Literal["restart", "keep"] = Field(
         default="restart",

@@ -75,18 +75,23 @@ from pydantic import Field
 
 from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import (
+    AtLeastOne,
     Card,
     Lateness,
     Logged,
     Method,
+    NonNegative,
+    PositiveShare,
     PublishedOptions,
     SampleMemory,
     ServerState,
+    Share,
+    ShareBelowOne,
     register,
+    rounds_of,
 )
 from fedgsca.methods.parts import graph
 from fedgsca.methods.parts.graph import GNN_NAMES, initial_gnn
-from fedgsca.methods.parts.schedules import rounds_of
 from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import Batch, Evaluation, batches, evaluate, optimiser, precision
 from fedgsca.rng import stream
@@ -122,55 +127,40 @@ class FedGPOptions(PublishedOptions):
         "weighting": "uniform",
     }
 
-    warmup: float = Field(
-        default=0.2, ge=0, le=1, description="T_w as a share of the rounds (official 20 of 100)"
+    warmup: Share = Field(
+        default=0.2, description="T_w as a share of the rounds (official 20 of 100)"
     )
-    core_ratio: float = Field(
+    core_ratio: Share = Field(
         default=0.2,
-        ge=0,
-        le=1,
         description="share of each class with the smallest losses that founds P_k (official 0.2)",
     )
-    confidence: float = Field(
-        default=0.3,
-        ge=0,
-        le=1,
-        description="probability that a joining sample needs (official 0.3)",
+    confidence: Share = Field(
+        default=0.3, description="probability that a joining sample needs (official 0.3)"
     )
-    propagation: float = Field(
+    propagation: ShareBelowOne = Field(
+        default=0.5, description="a: how far labels travel over the graph (official 0.5)"
+    )
+    neighbours: AtLeastOne = Field(
+        default=20, description="that vote on the complementary classes (official 20)"
+    )
+    adjacency: PositiveShare = Field(
         default=0.5,
-        ge=0,
-        lt=1,
-        description="a: how far labels travel over the graph (official 0.5)",
-    )
-    neighbours: int = Field(
-        default=20, ge=1, description="that vote on the complementary classes (official 20)"
-    )
-    adjacency: float = Field(
-        default=0.5,
-        gt=0,
-        le=1,
         description="share of the centroid graph's links that the GNN keeps (official 0.5)",
     )
-    rho: float = Field(
-        default=0.5, ge=0, le=1, description="weight of the global centroids' loss (official 0.5)"
+    rho: Share = Field(
+        default=0.5, description="weight of the global centroids' loss (official 0.5)"
     )
-    w_pull: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)",
+    w_pull: Share = Field(
+        default=0.5, description="W <- (1 - w_pull) W + w_pull S after each step (official 0.5)"
     )
     w_update: Literal["trained", "ema"] = Field(
         default="trained",
         description="W also gets its gradient in every step, or (the code) only in the first",
     )
-    ema: float = Field(
-        default=0.5, gt=0, le=1, description="share of this round in Z_k (official 0.5)"
-    )
-    norm: float = Field(default=0.1, ge=0, description="lam_n, on ||W|| + ||S|| (official 0.1)")
-    negative: float = Field(
-        default=0.1, ge=0, description="lam_NL, on the complementary classes (official 0.1)"
+    ema: PositiveShare = Field(default=0.5, description="share of this round in Z_k (official 0.5)")
+    norm: NonNegative = Field(default=0.1, description="lam_n, on ||W|| + ||S|| (official 0.1)")
+    negative: NonNegative = Field(
+        default=0.1, description="lam_NL, on the complementary classes (official 0.1)"
     )
     graph_rate: float | None = Field(
         default=None,
@@ -187,27 +177,16 @@ class FedGPOptions(PublishedOptions):
     )
 
 
+def gnn_extra(shape: tuple[int, ...], description: str) -> Extra:
+    """The declaration of some parameters of the graph network."""
+    return Extra(shape, f"centroid network: {description}", low=-LARGE, high=LARGE, vote="mean")
+
+
 GNN_EXTRAS = {
-    "gnn_w1": Extra(
-        (DIM, DIM), "centroid network: first layer", low=-LARGE, high=LARGE, vote="mean"
-    ),
-    "gnn_w2": Extra(
-        (DIM, DIM), "centroid network: second layer", low=-LARGE, high=LARGE, vote="mean"
-    ),
-    "gnn_norm1": Extra(
-        (2, DIM),
-        "centroid network: scale and shift of the first normalisation",
-        low=-LARGE,
-        high=LARGE,
-        vote="mean",
-    ),
-    "gnn_norm2": Extra(
-        (2, DIM),
-        "centroid network: scale and shift of the second normalisation",
-        low=-LARGE,
-        high=LARGE,
-        vote="mean",
-    ),
+    "gnn_w1": gnn_extra((DIM, DIM), "first layer"),
+    "gnn_w2": gnn_extra((DIM, DIM), "second layer"),
+    "gnn_norm1": gnn_extra((2, DIM), "scale and shift of the first normalisation"),
+    "gnn_norm2": gnn_extra((2, DIM), "scale and shift of the second normalisation"),
 }
 
 
@@ -306,13 +285,9 @@ class FedGP(Method):
             weight = float(update.num_samples) if self.options.weighting == "samples" else 1.0
             mean.add({**update.weights, **gnn}, weight)
             extras[f"centroids/{update.site}"] = update.extras["centroids"]
-        result = mean.result()
-        if result is None:
-            weights = dict(state.weights)
-        else:
-            for name in GNN_NAMES:
-                extras[name] = result.pop(name)
-            weights = result
+        arrays = mean.result() or {**state.weights, **extras}
+        extras |= {name: arrays[name] for name in GNN_NAMES}
+        weights = {name: arrays[name] for name in state.weights}
         extras["stage"] = np.array(self._stage(state.round + 1))
         return ServerState(state.round + 1, weights, extras)
 

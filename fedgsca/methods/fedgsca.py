@@ -35,12 +35,17 @@ from fedgsca.credal import ONLY_GIVEN_LABEL, CredalObjective, beta_at
 from fedgsca.methods.aggregate import WeightedMean
 from fedgsca.methods.base import (
     Card,
+    Count,
     Lateness,
     Logged,
     Method,
     MethodOptions,
+    NonNegative,
+    PositiveShare,
     SampleMemory,
     ServerState,
+    Share,
+    ShareBelowOne,
     register,
 )
 from fedgsca.methods.parts.selection_log import (
@@ -84,14 +89,11 @@ class FedGSCAOptions(MethodOptions):
     """Options of FedGSCA: the paper's numbers, its ablations, and our resolutions."""
 
     # ---- the paper's numbers ----
-    noise_level: float = Field(
-        default=0.1, ge=0, le=1, description="delta below which a site trains on all its labels"
+    noise_level: Share = Field(
+        default=0.1, description="delta below which a site trains on all its labels"
     )
-    zeta: float = Field(
-        default=0.8,
-        gt=0,
-        le=1,
-        description="zeta_0, the highest confidence that a pseudo-label needs",
+    zeta: PositiveShare = Field(
+        default=0.8, description="zeta_0, the highest confidence that a pseudo-label needs"
     )
     alpha: float = Field(
         default=0.05,
@@ -99,14 +101,11 @@ class FedGSCAOptions(MethodOptions):
         lt=1,
         description="label relaxation: possibility of the classes other than the label",
     )
-    beta_start: float = Field(
-        default=0.75,
-        gt=0,
-        le=1,
-        description="confidence from which another class is possible, at first",
+    beta_start: PositiveShare = Field(
+        default=0.75, description="confidence from which another class is possible, at first"
     )
-    beta_end: float = Field(
-        default=0.55, gt=0, le=1, description="the same, approached towards the end"
+    beta_end: PositiveShare = Field(
+        default=0.55, description="the same, approached towards the end"
     )
     # ---- the paper's ablations ----
     scope: Literal["global", "own"] = Field(
@@ -123,9 +122,8 @@ class FedGSCAOptions(MethodOptions):
         default="cosine", description="how beta falls from beta_start to beta_end over the rounds"
     )
     # ---- resolutions: off in preset paper ----
-    warmup: int = Field(
+    warmup: Count = Field(
         default=5,
-        ge=0,
         description="rounds on all given labels before selecting, which then waits until the "
         "merged selector was healthy twice in a row; 0: no warm-up and no waiting (the paper)",
     )
@@ -139,18 +137,16 @@ class FedGSCAOptions(MethodOptions):
         description="whose losses S_k is fitted to: of the model as received, or after training "
         "(the paper)",
     )
-    memory: float = Field(
+    memory: ShareBelowOne = Field(
         default=0.8,
-        ge=0,
-        lt=1,
         description="weight of the past in the running mean of losses and predictions; "
         "0: this round only (the paper)",
     )
     class_relative: bool = Field(
         default=True, description="compare a loss with those of the same given class"
     )
-    var_floor: float = Field(
-        default=0.25, ge=0, description="lower bound of both variances, nats^2"
+    var_floor: NonNegative = Field(
+        default=0.25, description="lower bound of both variances, nats^2"
     )
     checked_fit: bool = Field(
         default=True,
@@ -277,11 +273,6 @@ class FedGSCA(Method):
             "selecting": np.array(0),
         }
         return ServerState(0, weights, extras)
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model, the global selector, and whether sites select by it."""
-        extras = {name: state.extras[name] for name in self.downloads}
-        return Payload(round, state.weights, extras)
 
     def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
         """No opinion: every class is as probable as the others."""

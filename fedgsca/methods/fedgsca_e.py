@@ -1,4 +1,4 @@
-"""FedGSCA-E: training on given labels that share a quarter of their weight with the evidence.
+"""FedGSCA-E: FedAvg that draws a label more often, the more plausible it is.
 
 A model that trains on a wrong label soon believes it, and then its loss says nothing about the
 label. So the labels are judged by others (fedgsca/evidence.py, docs/evidence.md): by evidence heads
@@ -7,73 +7,46 @@ Together they give r_i(c), the probability that c is the true class of image i, 
 One round at site k, given theta:
 
     A  r, and what its judges explain of labels that they have not seen         site.evidence
-       too little: r_i = onehot(y_i)
-    B  b_i(c) = r_i(c) / share of c, normalised (Eq. 11: no class is less likely to be learnt
-       because it is rare); target_i = trust onehot(y_i) + (1 - trust) b_i      soft_targets
-    C  theta_k <- E epochs of SGD on the cross-entropy with the targets         SoftLabels
+       too little: all labels come equally often
+    B  b_i(c) = r_i(c) / share of c, normalised: r if all classes were equally frequent (Eq. 11)
+       w_i = max(r_i(y_i), b_i(y_i))                                            plausibility
+    C  theta_k <- E epochs of SGD on the given labels, drawn in proportion to w_i
 
     server: theta <- sum_k n_k/N theta_k
 
-A label that the evidence confirms stays what it was. A label that it contradicts is shared between
-the two classes instead of being dropped: where images are hard the evidence errs as well, and a
-rule that drops or replaces labels costs rare classes more than the wrong labels do
-(docs/evidence.md). FedGSCA's threshold, pseudo-labels and credal loss answer the same question for
-a model that judges by its own losses; with evidence, one number replaces them.
+r doubts rare classes, because a frequent one is always the safer guess; b doubts frequent ones,
+because a rare class needs little to be as probable. A label that is wrong is implausible to both,
+so w doubts a label only if both do. No label is replaced: where images are hard the evidence errs
+as well, and its errors would be learnt. FedGSCA's threshold, pseudo-labels and credal loss answer
+the same question for a model that judges by its own losses.
 
-Before the first r exists, and in runs too short for evidence heads, sites train on all given
-labels. Under `privacy` there are no heads, and the method is refused.
+Before the first r exists, and in runs too short for evidence heads, all labels come equally often.
+Under `privacy` there are no heads, and the method is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from fedgsca.evidence import MIN_USEFUL, suspicion, wrong_share
+from fedgsca.evidence import MIN_USEFUL, TINY, suspicion, wrong_share
 from fedgsca.methods.base import Card, Lateness, Logged, Method, MethodOptions, register
+from fedgsca.methods.label_loss import LabelLoss
 from fedgsca.methods.parts.selection_log import LOG_UPLOADS, Selection, log_selection
 from fedgsca.methods.site import Site
-from fedgsca.methods.train import Batch, train
-from fedgsca.support.lazy_torch import F, Tensor, nn, torch
+from fedgsca.methods.train import train
 from fedgsca.wire import Extra, Payload, Update
 
 
 class FedGSCAEOptions(MethodOptions):
     """Options of FedGSCA-E."""
 
-    trust: float = Field(
-        default=0.75,
-        ge=0,
-        le=1,
-        description="weight of the given label in the training target; the rest is the evidence's",
-    )
     diagnostics: bool = Field(
         default=True, description="also send delta, counts and fallback (numbers for the log)"
     )
-
-
-@dataclass(frozen=True)
-class SoftLabels:
-    """The mean cross-entropy of a batch with targets (n, C) float32, by row of the site."""
-
-    targets: np.ndarray
-    has_gradient: ClassVar[bool] = True
-
-    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss of a batch."""
-        logits = model(batch.x)
-        return F.cross_entropy(logits, self._rows(batch, logits))
-
-    def logit_gradient(self, logits: Tensor, batch: Batch) -> Tensor:
-        """(b, C): the derivative of the mean loss."""
-        return (torch.softmax(logits, dim=1) - self._rows(batch, logits)) / len(logits)
-
-    def _rows(self, batch: Batch, logits: Tensor) -> Tensor:
-        return torch.from_numpy(self.targets.take(batch.rows, axis=0)).to(logits)
 
 
 @register
@@ -88,11 +61,12 @@ class FedGSCAE(Method):
         passes=3.2,
     )
     reads_evidence = True
+    takes_loss = True
     uploads: ClassVar[Mapping[str, Extra]] = {
         **LOG_UPLOADS,
         "fallback": Extra(
             (),
-            "1 if the site trained on all given labels because the evidence explains too little",
+            "1 if all labels came equally often because the evidence explains too little",
             optional=True,
             low=0,
             high=1,
@@ -100,7 +74,7 @@ class FedGSCAE(Method):
         ),
     }
     logged: ClassVar[Logged] = log_selection(
-        fallback="the evidence explained too little, so all given labels were used"
+        fallback="the evidence explained too little, so all labels came equally often"
     )
     late = Lateness(
         "the server averages models, which change slowly from round to round",
@@ -114,45 +88,38 @@ class FedGSCAE(Method):
         site.load(payload.weights)
         evidence = site.evidence
         selection = Selection.everything(site)
-        targets = np.eye(site.num_classes)[site.labels]
+        weights = None
         extras = {}
         if evidence is not None and evidence.posterior is not None:
             if evidence.share_explained >= MIN_USEFUL:  # A
                 posterior = evidence.posterior.astype(np.float64)
-                targets = soft_targets(posterior, site.labels, self.options.trust)  # B
-                selection = describe_targets(site, posterior)
+                weights = plausibility(posterior, site.labels)  # B
+                selection = describe_doubts(site, posterior)
             else:
                 extras["fallback"] = np.array(1)
-        train(site, payload.round, SoftLabels(targets.astype(np.float32)))  # C
+        loss = LabelLoss(site, payload.round)
+        train(site, payload.round, loss, weights=weights)  # C
+        loss.save()
         if not self.options.diagnostics:
             return Update(site.name, site.num_samples, site.weights())
         extras |= selection.numbers()
         return Update(site.name, site.num_samples, site.weights(), extras)
 
 
-def soft_targets(posterior: np.ndarray, given: np.ndarray, trust: float) -> np.ndarray:
-    """(n, C) from r (n, C) and given labels (n,)."""
+def plausibility(posterior: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """(n,) positive w from r (n, C) and given labels (n,)."""
     balanced_posterior = posterior / (posterior.mean(axis=0) + 1.0 / len(given))
     balanced_posterior /= balanced_posterior.sum(axis=1, keepdims=True)
-    labels = np.eye(posterior.shape[1])[given]
-    return np.asarray(trust * labels + (1.0 - trust) * balanced_posterior)
+    rows = np.arange(len(given))
+    highest = np.maximum(posterior[rows, given], balanced_posterior[rows, given])
+    return np.asarray(np.maximum(highest, TINY))
 
 
-def describe_targets(site: Site, posterior: np.ndarray) -> Selection:
-    """For the site's own records: labels that are flagged, and the classes they are shared with.
-
-    A label is flagged if the evidence finds it more likely wrong than right; its pseudo-label is
-    the most probable class.
-    """
+def describe_doubts(site: Site, posterior: np.ndarray) -> Selection:
+    """For logs: labels that the evidence finds more likely wrong than right are flagged."""
     given = site.labels
-    doubt = suspicion(posterior, given)
-    clean = doubt <= 0.5
-    pseudo_rows = np.flatnonzero(~clean)
-    site.note(
-        clean=clean,
-        clean_probability=1.0 - doubt,
-        pseudo_rows=pseudo_rows,
-        pseudo_labels=posterior.argmax(axis=1)[pseudo_rows],
-    )
+    clean_probability = 1.0 - suspicion(posterior, given)
+    clean = clean_probability >= 0.5
+    site.note(clean=clean, clean_probability=clean_probability)
     delta = wrong_share(posterior, given, site.checked)
-    return Selection(np.arange(len(given)), given, clean, len(pseudo_rows), delta)
+    return Selection(np.arange(len(given)), given, clean, delta=delta)

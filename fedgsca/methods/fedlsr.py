@@ -34,8 +34,18 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, register
-from fedgsca.methods.parts.schedules import rounds_of
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Method,
+    NonNegative,
+    Positive,
+    PublishedOptions,
+    Share,
+    ShareBelowOne,
+    register,
+    rounds_of,
+)
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import Batch, Objective, to_tensor, train
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
@@ -53,27 +63,24 @@ class FedLSROptions(PublishedOptions):
         "loss_kind": "double_softmax",
     }
 
-    gamma: float = Field(
-        default=0.4, ge=0, description="weight of the agreement of the two views; official 0.4"
+    gamma: NonNegative = Field(
+        default=0.4, description="weight of the agreement of the two views; official 0.4"
     )
-    ramp: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="share of the rounds in which gamma rises; official 0.2",
+    ramp: Share = Field(
+        default=0.2, description="share of the rounds in which gamma rises; official 0.2"
     )
-    entropy_weight: float = Field(
-        default=0.3, ge=0, description="gamma_e; official 0.6, the authors' benchmark 0.3"
+    entropy_weight: NonNegative = Field(
+        default=0.3, description="gamma_e; official 0.6, the authors' benchmark 0.3"
     )
-    temperature: float = Field(
-        default=1.0 / 3.0, gt=0, description="T_d of the self-distillation; official 1/3"
+    temperature: Positive = Field(
+        default=1.0 / 3.0, description="T_d of the self-distillation; official 1/3"
     )
     loss_kind: Literal["ce", "double_softmax"] = Field(
         default="ce",
         description="cross-entropy of the sharpened prediction, or of its softmax (official)",
     )
-    feature_dropout: float = Field(
-        default=0.2, ge=0, lt=1, description="second view of frozen features: share that is dropped"
+    feature_dropout: ShareBelowOne = Field(
+        default=0.2, description="second view of frozen features: share that is dropped"
     )
 
 

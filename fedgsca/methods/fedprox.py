@@ -18,7 +18,14 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedgsca.methods.base import Card, Lateness, Method, PublishedOptions, register
+from fedgsca.methods.base import (
+    Card,
+    Lateness,
+    Method,
+    NonNegative,
+    PublishedOptions,
+    register,
+)
 from fedgsca.methods.label_loss import LabelLoss
 from fedgsca.methods.site import Site
 from fedgsca.methods.train import Batch, proximal, train
@@ -34,8 +41,8 @@ class FedProxOptions(PublishedOptions):
 
     OFFICIAL: ClassVar[Mapping[str, object]] = {"mu": 1.0}
 
-    mu: float = Field(
-        default=0.01, ge=0, description="strength of the proximal term; the paper's grid: 1e-3 .. 1"
+    mu: NonNegative = Field(
+        default=0.01, description="strength of the proximal term; the paper's grid: 1e-3 .. 1"
     )
 
 

@@ -45,14 +45,17 @@ from fedgsca.methods.base import (
     Method,
     MethodOptions,
     ServerState,
+    Share,
+    ShareBelowOne,
     average_models,
     register,
+    rounds_of,
 )
 from fedgsca.methods.label_loss import LabelLoss
-from fedgsca.methods.parts.schedules import rounds_of
+from fedgsca.methods.parts.optimisers import SGD
 from fedgsca.methods.parts.statistics import unit_range
 from fedgsca.methods.site import Site, load_weights
-from fedgsca.methods.train import SGD, evaluate, evaluate_site, train
+from fedgsca.methods.train import evaluate, evaluate_site, train
 from fedgsca.rng import stream
 from fedgsca.selector import clean_probability, fit_selector
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
@@ -70,15 +73,13 @@ _SITE = "site/"
 class FedRNOptions(MethodOptions):
     """Options of FedRN; "official" is the published code."""
 
-    warmup: float = Field(
-        default=0.2, ge=0, le=1, description="share of the rounds with FedAvg; official 100 of 500"
+    warmup: Share = Field(
+        default=0.2, description="share of the rounds with FedAvg; official 100 of 500"
     )
     neighbours: int = Field(default=2, ge=0, le=SLOTS, description="per site; official 2")
-    alpha: float = Field(
-        default=0.5, ge=0, le=1, description="weight of a neighbour's expertise; official 0.5"
-    )
-    threshold: float = Field(
-        default=0.5, ge=0, lt=1, description="clean probability that a sample must exceed"
+    alpha: Share = Field(default=0.5, description="weight of a neighbour's expertise; official 0.5")
+    threshold: ShareBelowOne = Field(
+        default=0.5, description="clean probability that a sample must exceed"
     )
 
 

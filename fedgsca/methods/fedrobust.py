@@ -50,6 +50,8 @@ from fedgsca.methods.base import (
     Card,
     Lateness,
     Method,
+    NonNegative,
+    Positive,
     PublishedOptions,
     ServerState,
     average_models,
@@ -83,41 +85,34 @@ class FedRobustOptions(PublishedOptions):
         description="maps: per colour or per feature, or a full matrix on all numbers of an input "
         f"(official; at most {MAX_FULL})",
     )
-    matrix_penalty: float = Field(
+    matrix_penalty: NonNegative = Field(
         default=2.0,
-        ge=0,
         description="a, on ||Lambda - I||^2; official 100 on a sum over 50 samples = 2 on a mean",
     )
-    matrix_lr: float = Field(
+    matrix_lr: NonNegative = Field(
         default=0.05,
-        ge=0,
         description="ascent step of Lambda; official 1e-3 on a sum over 50 = 0.05 on a mean",
     )
-    matrix_radius: float = Field(
+    matrix_radius: NonNegative = Field(
         default=0.4,
-        ge=0,
         description="largest ||Lambda - I||; official 0.4 in a figure, 5 to 10 in the notebooks",
     )
-    shift_penalty: float = Field(
+    shift_penalty: NonNegative = Field(
         default=2.0,
-        ge=0,
         description="b, on ||delta||^2; official 4 on a sum over 50 = 0.08, over s^2 with s = 0.2",
     )
-    shift_lr: float = Field(
+    shift_lr: NonNegative = Field(
         default=0.05,
-        ge=0,
         description="ascent step of delta; official 0.025 on a sum over 50 = 1.25, "
         "times s^2 with s = 0.2",
     )
-    shift_radius: float = Field(
+    shift_radius: NonNegative = Field(
         default=0.2,
-        ge=0,
         description="s, largest ||delta|| in normalised units; "
         "official 1 on entire images (norm about 28)",
     )
-    feature_unit: float = Field(
+    feature_unit: Positive = Field(
         default=0.09,
-        gt=0,
         description="frozen features: distortions are this times sqrt(D) times as large; "
         "official ratio 0.036 / 0.2 = 0.18",
     )

@@ -36,76 +36,34 @@ from pydantic import Field
 
 from fedgsca.methods.base import (
     Card,
-    Lateness,
-    Method,
-    PublishedOptions,
-    SampleMemory,
+    PositiveShare,
     ServerState,
+    ShareBelowOne,
     average_models,
     register,
 )
-from fedgsca.methods.fedelc import FedELC, note_labels
-from fedgsca.methods.parts.two_stages import (
-    SWITCH,
-    WARMUP,
-    CorrectionSettings,
-    LabelMask,
-    adjusted_cross_entropy,
-    broadcast_stage,
-    initial_logits,
-    judge,
-    stage_of,
-    take_stand,
-    train_with_labels,
-)
-from fedgsca.methods.site import Samples, Site
-from fedgsca.methods.train import train
+from fedgsca.methods.fedelc import FedELC, FedELCOptions
+from fedgsca.methods.parts.two_stages import WARMUP
+from fedgsca.methods.site import Site
 from fedgsca.support.lazy_torch import F, Tensor, torch
-from fedgsca.wire import Arrays, Extra, Payload, Update
+from fedgsca.wire import Arrays, Payload, Update
 
 _STEPS = 10
 _SMALLEST = 1e-5
 
 
-class MaskedOptimOptions(PublishedOptions):
-    """Options of MaskedOptim; "official" is the published code."""
+class MaskedOptimOptions(FedELCOptions):
+    """Options of MaskedOptim: those of FedELC and its own; "official" is the published code."""
 
-    OFFICIAL: ClassVar[Mapping[str, object]] = {
-        "warmup": 20,
-        "grouping": "mixtures",
-        "median": "none",
-    }
+    OFFICIAL: ClassVar[Mapping[str, object]] = {**FedELCOptions.OFFICIAL, "median": "none"}
 
-    warmup: int = Field(
-        default=10, ge=0, description="rounds of stage 1; official 20 of 120 rounds"
-    )
-    scale: float = Field(
-        default=10.0, gt=0, description="K, the logit of the given label at first; official 10"
-    )
-    label_rate: float = Field(
-        default=1000.0, ge=0, description="lambda, learning rate of the labels; official 1000"
-    )
-    given_weight: float = Field(
-        default=0.5, ge=0, description="alpha, weight of the given labels; official 0.5"
-    )
-    entropy_weight: float = Field(
-        default=0.2, ge=0, description="beta, weight of the predictions' entropy; official 0.2"
-    )
-    grouping: Literal["two-means", "mixtures"] = Field(
-        default="two-means",
-        description="clean and noisy sites: 2-means, or a vote of Gaussian mixtures (official)",
-    )
-    keep: float = Field(
+    keep: PositiveShare = Field(
         default=0.8,
-        gt=0,
-        le=1,
         description="share of a batch, with the smallest losses, whose given labels count; "
         "official 0.8",
     )
-    pull: float = Field(
+    pull: ShareBelowOne = Field(
         default=0.2,
-        ge=0,
-        lt=1,
         description="share of the received model in what a noisy site sends; official 0.2",
     )
     median: Literal["tensors", "model", "none"] = Field(
@@ -118,17 +76,13 @@ class MaskedOptimOptions(PublishedOptions):
     )
 
 
-def small_loss_mask(keep: float) -> LabelMask:
-    """The mask of a batch (b,): 1 for the int(keep b) samples with the smallest cross-entropy."""
-
-    def mask(logits: Tensor, y: Tensor) -> Tensor:
-        losses = F.cross_entropy(logits, y, reduction="none")
-        order = torch.argsort(losses, stable=True)
-        weights = torch.zeros_like(losses)
-        weights[order[: int(keep * len(y))]] = 1.0
-        return weights
-
-    return mask
+def small_loss_mask(logits: Tensor, y: Tensor, keep: float) -> Tensor:
+    """(b,): 1 for the int(keep b) samples with the smallest cross-entropy, else 0."""
+    losses = F.cross_entropy(logits, y, reduction="none")
+    order = torch.argsort(losses, stable=True)
+    weights = torch.zeros_like(losses)
+    weights[order[: int(keep * len(y))]] = 1.0
+    return weights
 
 
 def geometric_median(points: np.ndarray, shares: np.ndarray) -> np.ndarray:
@@ -172,7 +126,7 @@ def median_model(
 
 
 @register
-class MaskedOptim(Method):
+class MaskedOptim(FedELC):
     """See the module docstring."""
 
     name = "maskedoptim"
@@ -183,36 +137,16 @@ class MaskedOptim(Method):
         order=15,
         passes=3.5,
     )
-    uploads: ClassVar[Mapping[str, Extra]] = FedELC.uploads
-    downloads: ClassVar[Mapping[str, Extra]] = FedELC.downloads
-    late = Lateness(
-        "models can be late; a verdict is fixed after the switch", is_tolerated=True, stage="stage"
-    )
     Options = MaskedOptimOptions
     options: MaskedOptimOptions
-
-    # ---- server ----
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The global model, the stage and, after the switch, the rule."""
-        return broadcast_stage(state, round, self.options.warmup)
-
-    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
-        """Learning a label begins with the given one."""
-        labels = initial_logits(samples.labels, samples.num_classes, self.options.scale)
-        return {**super().new_memory(samples, site, seed), "": {"labels": labels}}
-
-    def asks_all_sites(self, state: ServerState) -> bool:
-        """The groups are formed from the losses of all sites."""
-        return stage_of(state, self.options.warmup) == SWITCH
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The geometric median of the models and, at the switch, the rule."""
         extras = state.extras
-        if stage_of(state, self.options.warmup) == WARMUP:
+        if self.stage(state) == WARMUP:
             nonempty = [update for update in updates if update.num_samples > 0]
         else:
-            verdicts = judge(state, updates, self.options.grouping)
+            verdicts = self.judge(state, updates, self.options.grouping)
             nonempty = verdicts.updates
             extras = verdicts.rule
         if not nonempty:
@@ -226,39 +160,14 @@ class MaskedOptim(Method):
         weights = median_model(models, sizes / sizes.sum(), self.options.median)
         return ServerState(state.round + 1, weights, extras)
 
-    # ---- site ----
+    def mask_labels(self, logits: Tensor, y: Tensor) -> Tensor:
+        """w (b,): the given labels with the smallest losses count."""
+        return small_loss_mask(logits, y, self.options.keep)
 
-    def local_update(self, payload: Payload, site: Site) -> Update:
-        """Train with LA or, at a noisy site, with learned labels; then move towards theta."""
-        site.load(payload.weights)
-        if site.num_samples == 0:
-            return Update(site.name, 0, site.weights(), {"corrected": np.array(0)})
-        memory = dict(site.recall(payload.round))
-        stand = take_stand(payload, site, memory)
-        if stand.class_losses is not None:
-            memory["class_losses"] = stand.class_losses
-        num_corrections = 0
-        if stand.noisy:
-            memory["labels"] = self._learn_labels(payload.round, site, memory)
-            num_corrections = note_labels(site, memory["labels"])
-            weights = pull_towards(site.weights(), payload.weights, self.options.pull)
-        else:
-            train(site, payload.round, adjusted_cross_entropy(site))
-            weights = site.weights()
-        if memory:
-            site.remember(payload.round, **memory)
-        extras = {**stand.extras, "corrected": np.array(num_corrections)}
-        return Update(site.name, site.num_samples, weights, extras)
-
-    def _learn_labels(self, round: int, site: Site, memory: Arrays) -> np.ndarray:
-        """u (n, C) after a round of training."""
-        options = self.options
-        settings = CorrectionSettings(
-            options.scale, options.label_rate, options.given_weight, options.entropy_weight
-        )
-        first = initial_logits(site.labels, site.num_classes, options.scale)
-        mask = small_loss_mask(options.keep)
-        return train_with_labels(site, round, memory.get("labels", first), settings, mask)
+    def weights_to_send(self, site: Site, payload: Payload, *, noisy: bool) -> Arrays:
+        """The trained model; a noisy site moves it towards theta."""
+        weights = site.weights()
+        return pull_towards(weights, payload.weights, self.options.pull) if noisy else weights
 
 
 def pull_towards(weights: Arrays, anchor: Arrays, share: float) -> dict[str, np.ndarray]:

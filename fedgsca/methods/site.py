@@ -173,6 +173,17 @@ class Site:
         """
         self.notes.update(arrays)
 
+    def note_corrections(self, labels: np.ndarray) -> int:
+        """Note labels (n,) that a method uses instead of the given ones; how many differ."""
+        corrections = labels != self.labels
+        self.note(
+            corrected=labels,
+            clean=~corrections,
+            pseudo_rows=np.flatnonzero(corrections),
+            pseudo_labels=labels[corrections],
+        )
+        return int(corrections.sum())
+
     def recall(self, round: int) -> Mapping[str, np.ndarray]:
         """The site's private memory as it was before this round; empty at first."""
         return self.store.read_before(round)

@@ -5,8 +5,7 @@ crashed attempt wrote. So every write carries its round, and a read takes the ne
 older than the round that asks.
 
 Every version has its checksum, and index.json lists the versions that must exist: with a damaged or
-missing file a run stops, because it would otherwise end in another model. Memory that was written
-by 0.2 has neither and is read as it is.
+missing file a run stops, because it would otherwise end in another model.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class Store:
             content = path.read_bytes()
             arrays: Mapping[str, np.ndarray] = load(content)
             metadata = read_metadata(content)
-            if metadata and metadata != {"digest": arrays_digest(arrays), "round": version}:
+            if metadata != {"digest": arrays_digest(arrays), "round": version}:
                 raise ValueError("its content does not match its checksum")
         except Exception as error:
             raise RunFolderError(
@@ -116,7 +115,7 @@ class Store:
         return Store(self.folder / name, self.files)
 
     def _read_index(self) -> list[int]:
-        """Versions that must exist; empty for memory of 0.2."""
+        """Versions that must exist."""
         path = self.folder / _INDEX
         if not path.exists():
             return []

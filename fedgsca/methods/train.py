@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from fedgsca.evidence import MAX_WEIGHT, balance_classes
+from fedgsca.methods.parts.optimisers import SGD, AdamW
 from fedgsca.methods.site import Evaluation as Evaluation
 from fedgsca.methods.site import Samples, Site
 from fedgsca.models.batches import augment, channel_values, copy_stream, send
-from fedgsca.support.lazy_torch import F, Tensor, inference_mode, nn, no_grad, torch
+from fedgsca.support.lazy_torch import F, Tensor, inference_mode, nn, torch
 
 if TYPE_CHECKING:
     from fedgsca.models.build import Classifier
@@ -133,22 +134,23 @@ def batches(
     round: int,
     rows: np.ndarray | None = None,
     labels: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
     *,
     epoch: int = 0,
 ) -> Iterator[Batch]:
     """One shuffled, augmented pass over `rows` (default: all) with one label per row.
 
-    The default labels are the given ones. With `train.class_balance`, rows of rare labels come
-    several times and others not in every pass (`draw_balanced`). A last batch of one sample is
-    skipped: BatchNorm cannot normalise it.
+    The default labels are the given ones. With `train.class_balance` or `weights` (one per row),
+    some rows come several times and others not in every pass (`draw_weighted`). A last batch of one
+    sample is skipped: BatchNorm cannot normalise it.
     """
     site.evaluation = None  # the model is about to change
     rows = np.arange(site.num_samples) if rows is None else rows
     labels = site.labels[rows] if labels is None else labels
     order = site.rng(round, "shuffle", epoch).permutation(len(rows))
-    if site.hyper.class_balance > 0 and len(rows):
+    if (site.hyper.class_balance > 0 or weights is not None) and len(rows):
         rng = site.rng(round, "balance", epoch)
-        order = draw_balanced(labels, order, site.hyper.class_balance, rng)
+        order = draw_weighted(labels, order, site.hyper.class_balance, rng, weights)
     rng = site.rng(round, "augment", epoch)
     size = site.hyper.batch_size
     if site.hyper.steps is not None:
@@ -171,109 +173,31 @@ def batches(
                 yield Batch(batch_x, batch_y, batch_rows)
 
 
-def draw_balanced(
-    labels: np.ndarray, order: np.ndarray, exponent: float, rng: np.random.Generator
+def draw_weighted(
+    labels: np.ndarray,
+    order: np.ndarray,
+    exponent: float,
+    rng: np.random.Generator,
+    weights: np.ndarray | None = None,
 ) -> np.ndarray:
     """(m,): positions of a pass in which class c has a share in proportion to n_c^(1 - exponent).
 
-    labels (m,), order (m,) a permutation that says which samples of a class come first. A sample
-    comes MAX_WEIGHT times at most. Every class gets its number of places up to one, which a draw of
-    every single place would not give; the pass is as long as one over all samples.
+    labels (m,), order (m,) a permutation that says which samples of a class come first. With
+    `weights` (m,), n_c is the sum of those of the class, and within a class a sample comes in
+    proportion to its weight. A sample comes MAX_WEIGHT times at most. Every class gets its number
+    of places up to one, which a draw of every single place would not give; the pass is as long as
+    one over all samples.
     """
-    counts = np.bincount(labels)
-    weights = balance_classes(counts, exponent)[labels]
-    weights = np.minimum(weights / weights.mean(), MAX_WEIGHT)
+    masses = np.bincount(labels, weights)
+    shares = balance_classes(masses, exponent)[labels]
+    if weights is not None:
+        shares = shares * weights
+    shares = np.minimum(shares / shares.mean(), MAX_WEIGHT)
     by_class = order[np.argsort(labels[order], kind="stable")]
-    edges = np.cumsum(weights[by_class])
+    edges = np.cumsum(shares[by_class])
     places = (np.arange(len(labels)) + rng.random()) * (edges[-1] / len(labels))
     positions = np.minimum(np.searchsorted(edges, places, side="right"), len(labels) - 1)
     return np.asarray(by_class[positions][rng.permutation(len(labels))])
-
-
-class SGD:
-    """Plain SGD with momentum and weight decay.
-
-    The first use of torch.optim imports torch's compiler, which takes one to two seconds; this
-    does not.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        lr: float,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        clip: float | None = None,
-    ) -> None:
-        """`clip` is the largest norm of the gradient of a step."""
-        self.clip = clip
-        self.parameters = [p for p in parameters if p.requires_grad]
-        self.lr = lr
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self._velocity: list[Tensor] | None = None
-
-    def zero_grad(self) -> None:
-        """Forget the gradients of the last step."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    @no_grad
-    def step(self) -> None:
-        """Move the parameters that have a gradient."""
-        parameters: list[Tensor] = []
-        gradients: list[Tensor] = []
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameters.append(parameter)
-                gradients.append(parameter.grad)
-        self.move(parameters, gradients)
-
-    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Move the parameters by their gradients; without a graph (`torch.no_grad`)."""
-        gradients = self._clip(gradients)
-        if self.weight_decay:
-            gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
-        if self.momentum:
-            if self._velocity is None:
-                self._velocity = [gradient.clone() for gradient in gradients]
-            else:
-                torch._foreach_mul_(self._velocity, self.momentum)
-                torch._foreach_add_(self._velocity, gradients)
-            gradients = self._velocity
-        torch._foreach_add_(parameters, gradients, alpha=-self.lr)
-
-    def _clip(self, gradients: list[Tensor]) -> list[Tensor]:
-        """The gradients, all of them shorter by one factor if their norm is above `clip`."""
-        if self.clip is None or not gradients:
-            return gradients
-        norm = torch.stack(torch._foreach_norm(gradients)).norm()
-        return list(torch._foreach_mul(gradients, (self.clip / (norm + 1e-12)).clamp(max=1.0)))
-
-
-class AdamW(SGD):
-    """AdamW (Loshchilov and Hutter, 2019) with the usual constants, 0.9, 0.999 and 1e-8."""
-
-    _first: list[Tensor]
-    _second: list[Tensor]
-    _num_steps = 0
-
-    def move(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        """Move the parameters by their gradients; without a graph (`torch.no_grad`)."""
-        gradients = self._clip(gradients)
-        if not self._num_steps:
-            self._first = [torch.zeros_like(gradient) for gradient in gradients]
-            self._second = [torch.zeros_like(gradient) for gradient in gradients]
-        self._num_steps += 1
-        torch._foreach_mul_(parameters, 1.0 - self.lr * self.weight_decay)
-        torch._foreach_lerp_(self._first, gradients, 0.1)
-        torch._foreach_mul_(self._second, 0.999)
-        torch._foreach_addcmul_(self._second, gradients, gradients, 0.001)
-        scale = (1.0 - 0.999**self._num_steps) ** 0.5
-        roots = torch._foreach_div(torch._foreach_sqrt(self._second), scale)
-        torch._foreach_add_(roots, 1e-8)
-        rate = self.lr / (1.0 - 0.9**self._num_steps)
-        torch._foreach_addcdiv_(parameters, self._first, roots, -rate)
 
 
 def optimiser(site: Site, round: int, parameters: Sequence[nn.Parameter] | None = None) -> SGD:
@@ -293,20 +217,23 @@ def train(
     objective: Objective,
     rows: np.ndarray | None = None,
     labels: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> None:
     """E local epochs of SGD on the site's model, which already holds the weights to start from.
 
-    rows (m,) and labels (m,) are the training set; by default all samples with the given labels.
+    rows (m,) and labels (m,) are the training set; by default all samples with the given labels,
+    which all come equally often unless there are `weights` (m,).
     """
     site.model.train()
     sgd = optimiser(site, round)
     head = linear_head(site.model, site.device)
     if head is not None and isinstance(objective, LogitObjective) and objective.has_gradient:
         for epoch in range(site.hyper.epochs):
-            _train_head(head, sgd, objective, batches(site, round, rows, labels, epoch=epoch))
+            epoch_batches = batches(site, round, rows, labels, weights, epoch=epoch)
+            _train_head(head, sgd, objective, epoch_batches)
         return
     for epoch in range(site.hyper.epochs):
-        for batch in batches(site, round, rows, labels, epoch=epoch):
+        for batch in batches(site, round, rows, labels, weights, epoch=epoch):
             sgd.zero_grad()
             with precision(site.device):
                 loss = objective(site.model, batch)

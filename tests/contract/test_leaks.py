@@ -87,6 +87,7 @@ def consortium(method: str, **sets: Any) -> Config:
         "federation__sites": list(NAMES),
         "federation__deadline": 60,
         "federation__quorum": 0.5,
+        "evidence__backbone": "none",
         "train__rounds": 3,
         "train__threads": 1,
         "train__batch_size": 8,

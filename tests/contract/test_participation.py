@@ -16,9 +16,18 @@ from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.rounds import draw_sites, run
 from fedgsca.federation.run_folder import read_lines, read_rounds, rewind
 from fedgsca.methods.base import load_methods
-from tests.toys import SITES, FaultyEngine, RecordingObserver, outcome, quick_options, toy_config
+from tests.toys import (
+    SITES,
+    FaultyEngine,
+    RecordingObserver,
+    finished_run,
+    outcome,
+    quick_options,
+    toy_config,
+)
 
 METHODS = sorted(load_methods())
+every_method = pytest.mark.parametrize("method", METHODS)
 NAMES = tuple(f"site-{i + 1}" for i in range(SITES))
 ROUNDS = 6
 
@@ -38,11 +47,6 @@ def late_config(method: str, **sets: Any) -> Config:
     return toy_config(method, frozen=True, **sets)
 
 
-@pytest.fixture(scope="module", params=METHODS)
-def method(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def run_over_grid(config: Config, folder: Path) -> None:
     pytest.importorskip("flwr")
     from fedgsca.hospital.flower_simulation import client_app
@@ -52,23 +56,28 @@ def run_over_grid(config: Config, folder: Path) -> None:
     run_over_flower(config, grid, folder)
 
 
-def assert_every_engine_agrees(config: Config, tmp_path: Path) -> list[RoundRecord]:
+def assert_every_engine_agrees(config: Config, tmp_path: Path) -> None:
     """One process, stopped twice, and Flower's messages; two processes are tested once below."""
-    run(config, tmp_path / "local")
     for rounds in (2, 5, config.train.rounds):
         run(config, tmp_path / "stopped", stop_after=rounds)
     run_over_grid(config, tmp_path / "flower")
     for name in ("stopped", "flower"):
-        assert outcome(tmp_path / name) == outcome(tmp_path / "local"), name
-    return read_rounds(tmp_path / "local")
+        assert outcome(tmp_path / name) == outcome(finished_run(config)), name
 
 
 # ---- some of the sites ----
 
 
+# engines do not know methods: a third of them is enough
+@pytest.mark.parametrize("method", METHODS[::3])
 def test_every_engine_asks_the_same_sites(method: str, tmp_path: Path) -> None:
+    assert_every_engine_agrees(partial_config(method), tmp_path)
+
+
+@every_method
+def test_a_part_of_the_sites_is_asked_and_answers(method: str) -> None:
     config = partial_config(method)
-    records = assert_every_engine_agrees(config, tmp_path)
+    records = read_rounds(finished_run(config))
     for record in records:
         sites = NAMES
         if record.asked_sites is not None:
@@ -84,6 +93,7 @@ def test_every_engine_asks_the_same_sites(method: str, tmp_path: Path) -> None:
     assert min(record.bytes_down for record in partial_rounds) < full_bytes or not full_rounds
 
 
+@every_method
 def test_a_site_that_was_away_for_many_rounds_takes_part_again(method: str, tmp_path: Path) -> None:
     """One site a round: each is away for many rounds, and some miss every change of stage."""
     fields = load_methods()[method].Options.model_fields
@@ -166,9 +176,14 @@ def late_sites(records: list[RoundRecord]) -> list[tuple[int, str, float]]:
     return rows
 
 
+@pytest.mark.parametrize("method", METHODS[1::3])
 def test_every_engine_takes_the_same_late_updates(method: str, tmp_path: Path) -> None:
-    config = late_config(method)
-    records = assert_every_engine_agrees(config, tmp_path)
+    assert_every_engine_agrees(late_config(method), tmp_path)
+
+
+@every_method
+def test_late_updates_count_where_the_method_tolerates_them(method: str) -> None:
+    records = read_rounds(finished_run(late_config(method)))
     lateness = load_methods()[method].late
     assert len(lateness.reason) > 10, "a person reads why"
     reasons = " ".join(str(dict(record.refusals)) for record in records)

@@ -269,6 +269,7 @@ def consortium_config(**sets: Any) -> Config:
         "data__classes": [f"class {c}" for c in range(CLASSES)],
         "data__image_size": 12,
         "federation__sites": ["north", "south"],
+        "evidence__backbone": "none",
         "train__rounds": 8,
         "train__threads": 1,
         "train__device": "cpu",

@@ -566,9 +566,9 @@ def test_methods_and_their_options(shell: Shell) -> None:
 
 
 def test_config_resolves_and_differs(shell: Shell) -> None:
-    code, out, _ = shell("config", "--noise", "S40", "--set", "fedgsca-e.trust=0.6")
+    code, out, _ = shell("config", "--noise", "S40", "--set", "fedgsca-e.diagnostics=false")
     tree = tomllib.loads(out)
-    assert code == 0 and tree["noise"]["spec"] == "S40" and tree["fedgsca-e"]["trust"] == 0.6
+    assert code == 0 and tree["noise"]["spec"] == "S40" and not tree["fedgsca-e"]["diagnostics"]
     Path("c.toml").write_text(out)
     assert shell("config", "--config", "c.toml")[1] == out  # what is written reads back as itself
     for section in (Config, TrainConfig, DataConfig, AggregationConfig, PrivacyConfig):

@@ -32,13 +32,19 @@ def test_file_then_set_then_flags(tmp_path: Path) -> None:
 def test_all_problems_are_reported_together() -> None:
     with pytest.raises(ConfigError) as error:
         load_config(
-            sets=["train.lr=-1", "train.round=3", "data.sites=0", "seeds=1", "fedgsca-e.trust=2"]
+            sets=[
+                "train.lr=-1",
+                "train.round=3",
+                "data.sites=0",
+                "seeds=1",
+                "fedgsca-e.diagnostics=7",
+            ]
         )
     assert error.value.code == "config.invalid" and error.value.fix
     problems = sorted((problem.code, problem.message) for problem in error.value.problems)
     expected = [
         ("config.invalid-value", "data.sites:"),
-        ("config.invalid-value", "fedgsca-e.trust:"),
+        ("config.invalid-value", "fedgsca-e.diagnostics:"),
         ("config.invalid-value", "train.lr:"),
         ("config.unknown-key", "seeds:"),
         ("config.unknown-key", "train.round:"),
@@ -57,7 +63,7 @@ def test_all_problems_are_reported_together() -> None:
         ("preset=papr", "config.unknown-preset", "default, paper"),
         ("train.round=3", "config.unknown-key", "rounds?"),
         ("seeds=1", "config.unknown-key", "seed?"),
-        ("fedgsca-e.trusd=1", "config.unknown-key", "trust?"),
+        ("fedgsca-e.diagnostic=1", "config.unknown-key", "diagnostics?"),
         ("privacy.clipp=1", "config.unknown-key", "clip?"),
         ("options.alpha=1", "config.unknown-key", "fedgsca-e.KEY"),
         ("fedgsca=1", "config.not-a-section", "fedgsca.KEY"),
@@ -224,6 +230,21 @@ def test_every_option_of_the_method_is_filled_in() -> None:
     assert "fedprox" in to_toml(load_config(method="fedprox"))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"evidence__backbone": "none"},
+        {"model__name": "efficientnet-lite0", "model__frozen": True, "model__weights": "none"},
+    ],
+)
+def test_a_default_that_is_switched_off_stays_off_in_the_file(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    config = load_config(**settings)
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert load_config(tmp_path / "config.toml") == config
+
+
 def test_none_is_none_only_where_a_key_may_be_none() -> None:
     """TOML has no null."""
     assert load_config(sets=["data.image_size=none"]).data.image_size is None
@@ -244,7 +265,7 @@ def test_the_fingerprint_follows_every_value() -> None:
         for s in (
             "seed=1",
             "train.lr=0.021",
-            "fedgsca-e.trust=0.6",
+            "fedgsca-e.diagnostics=false",
             "noise.spec=S40",
             "train.threads=1",
         )

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from fedgsca.methods.fedelc import (
+    CorrectionSettings,
+    correction_loss,
+    initial_logits,
+    merged_logits,
+)
 from fedgsca.methods.maskedoptim import (
     geometric_median,
     median_model,
     pull_towards,
     small_loss_mask,
-)
-from fedgsca.methods.parts.two_stages import (
-    CorrectionSettings,
-    correction_loss,
-    initial_logits,
-    merged_logits,
 )
 from tests.helpers import Toy, toy_experiment
 
@@ -63,7 +63,7 @@ def test_initial_and_merged_labels() -> None:
 
 def test_the_mask_keeps_the_smallest_losses() -> None:
     logits = torch.tensor([[4.0, 0.0], [3.0, 0.0], [-2.0, 0.0], [2.0, 0.0], [1.0, 0.0]])
-    mask = small_loss_mask(0.8)(logits, torch.zeros(5, dtype=torch.int64))
+    mask = small_loss_mask(logits, torch.zeros(5, dtype=torch.int64), 0.8)
     assert mask.tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
 
 

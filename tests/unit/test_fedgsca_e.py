@@ -14,9 +14,10 @@ from fedgsca.config import load_config
 from fedgsca.credal import rcl_loss, ucl_loss
 from fedgsca.errors import ConfigError
 from fedgsca.evidence import Heads, estimate_transition, train_heads
-from fedgsca.methods.fedgsca_e import soft_targets
+from fedgsca.methods.fedgsca_e import plausibility
 from fedgsca.methods.parts.evidence_heads import MethodWithHeads
 from fedgsca.methods.parts.evidence_store import NOTE_PREFIX, read_arrays
+from fedgsca.methods.train import draw_weighted
 from fedgsca.rng import stream
 from tests.helpers import CLASSES, Toy, clouds, toy_experiment
 
@@ -45,14 +46,6 @@ def test_noisy_sites_are_recognised_and_their_wrong_labels_flagged(finished: Toy
         wrong = finished.truth[name] != finished.sites[name].labels
         clean = finished.notes[name]["clean"]
         assert np.mean(clean == ~wrong) > 0.75
-
-
-def test_pseudo_labels_are_the_true_classes(finished: Toy) -> None:
-    for name in ("site-3", "site-4"):
-        rows = finished.notes[name]["pseudo_rows"]
-        assert len(rows) > 15
-        labels = finished.notes[name]["pseudo_labels"]
-        assert np.mean(labels == finished.truth[name][rows]) > 0.7
 
 
 def test_before_the_first_posterior_all_labels_are_used(tmp_path: Path) -> None:
@@ -105,7 +98,6 @@ def test_where_the_images_say_nothing_all_labels_are_used(tmp_path: Path) -> Non
     for update in toy.updates.values():
         assert update.extras["fallback"] == 1
         assert update.extras["clean"] == 400
-        assert update.extras["pseudo"] == 0
 
 
 def test_where_the_images_say_something_the_fallback_is_not_used(finished: Toy) -> None:
@@ -161,12 +153,27 @@ def test_the_heads_of_many_sites_take_larger_steps() -> None:
     assert np.array_equal(biases[100], biases[1000])
 
 
-def test_targets_by_hand() -> None:
-    """Class 1 is rare: its part of the posterior counts more."""
+def test_plausibility_by_hand() -> None:
+    """A label is doubted if it is implausible both as classes are and if they were equal."""
     posterior = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.6, 0.4]])
-    targets = soft_targets(posterior, np.array([0, 0, 0, 1]), trust=0.75)
     shares = np.array([0.9, 0.1]) + 0.25
-    part = (0.4 / shares[1]) / (0.6 / shares[0] + 0.4 / shares[1])
-    np.testing.assert_allclose(
-        targets, [[1, 0], [1, 0], [1, 0], [0.25 * (1 - part), 0.75 + 0.25 * part]]
-    )
+    balanced = (0.4 / shares[1]) / (0.6 / shares[0] + 0.4 / shares[1])
+    assert balanced > 0.5
+    weights = plausibility(posterior, np.array([0, 0, 1, 1]))
+    np.testing.assert_allclose(weights, [1, 1, 0, balanced], atol=1e-9)
+    assert plausibility(posterior, np.array([0, 0, 0, 0]))[3] == pytest.approx(0.6)
+    assert weights.min() > 0
+
+
+def test_implausible_labels_are_hardly_ever_drawn() -> None:
+    """And the others keep the balance of classes that they have by themselves."""
+    labels = np.repeat([0, 1], [800, 200])
+    weights = np.ones(1000)
+    weights[:400] = 1e-6
+    order = stream(0, "order").permutation(1000)
+    drawn = draw_weighted(labels, order, 0.0, stream(0, "balance"), weights)
+    repeats = np.bincount(drawn, minlength=1000)
+    assert len(drawn) == 1000
+    assert repeats[:400].sum() <= 1
+    assert repeats[400:800].sum() == pytest.approx(2 * repeats[800:].sum(), abs=2)
+    assert np.ptp(repeats[400:]) <= 1

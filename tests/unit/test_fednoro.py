@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedgsca.methods.fednoro import FedNoRo, FedNoRoOptions, distance_weights, grouping, is_noisy
+from fedgsca.methods.fednoro import FedNoRo, FedNoRoOptions
+from fedgsca.methods.parts.two_stages import distance_weights, grouping, is_noisy
 from fedgsca.methods.site import Samples
 from fedgsca.methods.train import Batch
 from tests.helpers import CLASSES, Toy, toy_experiment
@@ -29,7 +30,7 @@ def test_weight_of_the_teacher_over_the_rounds() -> None:
 
 def test_weights_with_one_noisy_site_of_four() -> None:
     models = [{"w": np.array([float(k), 0.0])} for k in (0, 1, 2, 9)]
-    weights = np.array(distance_weights(models, [50] * 4, [False, False, False, True], "layers"))
+    weights = np.array(distance_weights(models, [50] * 4, [False, False, False, True]))
     assert weights[:3] / weights.sum() == pytest.approx(1 / (3 + np.exp(-1)))
 
 
@@ -41,13 +42,15 @@ def test_the_nearer_of_two_noisy_sites_weighs_more() -> None:
 
 @pytest.mark.parametrize("noisy", [[True] * 3, [False] * 3])
 def test_with_one_kind_of_site_the_weights_are_fedavgs(noisy: list[bool]) -> None:
-    assert distance_weights(
-        [{"w": np.array([float(k)])} for k in range(3)], [1, 2, 3], noisy, "layers"
-    ) == [1.0, 2.0, 3.0]
+    assert distance_weights([{"w": np.array([float(k)])} for k in range(3)], [1, 2, 3], noisy) == [
+        1.0,
+        2.0,
+        3.0,
+    ]
 
 
 def test_equal_models_do_not_divide_by_zero() -> None:
-    assert distance_weights([{"w": np.ones(3)}] * 2, [5, 5], [False, True], "layers") == [5.0, 5.0]
+    assert distance_weights([{"w": np.ones(3)}] * 2, [5, 5], [False, True]) == [5.0, 5.0]
 
 
 def test_grouping_fills_absent_classes_and_survives_classes_that_say_nothing() -> None:

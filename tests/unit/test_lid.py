@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedgsca.methods.parts.groups import two_groups
+from fedgsca.methods.parts.groups import best_cut
 from fedgsca.methods.parts.statistics import lid_from_distances, mean_lid, nearest_distances
 from fedgsca.rng import stream
 
@@ -56,22 +56,19 @@ def test_too_few_samples_have_no_lid(n: int) -> None:
     assert math.isnan(mean_lid(np.eye(3)[:n]))
 
 
-def test_two_groups_finds_the_widest_cut_whatever_the_order() -> None:
+def test_best_cut_finds_the_widest_cut_whatever_the_order() -> None:
     for values in ([3.2, 4.0, 3.1, 3.3], [4.0, 3.3, 3.2, 3.1]):
-        groups = two_groups(np.array(values))
-        assert groups is not None
-        assert (groups.boundary, groups.low, groups.high) == pytest.approx((3.65, 3.2, 4.0))
+        assert best_cut(np.array(values)) == pytest.approx(3.65)
 
 
-def test_two_groups_ignores_sites_without_a_number() -> None:
-    groups = two_groups(np.array([1.0, np.nan, 2.0, 2.1]))
-    assert groups is not None and groups.boundary == pytest.approx(1.5)
+def test_best_cut_ignores_sites_without_a_number() -> None:
+    assert best_cut(np.array([1.0, np.nan, 2.0, 2.1])) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("values", [[], [2.0], [2.0, 2.0, 2.0], [np.nan, 1.0], [2.0, 2.05, 2.09]])
 def test_one_group_is_not_cut(values: list[float]) -> None:
-    assert two_groups(np.array(values), guard=0.05) is None
+    assert best_cut(np.array(values), guard=0.05) is None
 
 
 def test_without_the_guard_any_difference_is_cut() -> None:
-    assert two_groups(np.array([2.0, 2.05, 2.09])) is not None
+    assert best_cut(np.array([2.0, 2.05, 2.09])) is not None

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from fedgsca.methods.aggregate import WeightedMean
-from fedgsca.methods.fednoro import model_distance
+from fedgsca.methods.base import rounds_of
+from fedgsca.methods.fednoro import rampup
 from fedgsca.methods.parts.groups import nearer_second, two_means
-from fedgsca.methods.parts.schedules import rampup, rounds_of
 from fedgsca.methods.parts.statistics import class_means, log_prior
+from fedgsca.methods.parts.two_stages import model_distance
 from fedgsca.methods.train import Batch, cross_entropy, proximal
 from fedgsca.rng import stream
 
@@ -70,7 +71,7 @@ def test_model_distance_ignores_counters() -> None:
         "count": np.array(7),
     }
     b = {"w": np.zeros(2, np.float32), "b": np.array(0.0, np.float32), "count": np.array(0)}
-    assert model_distance(a, b, "layers") == pytest.approx(7.0)
+    assert model_distance(a, b) == pytest.approx(7.0)
     assert model_distance(a, b, "flat") == pytest.approx(5.0)
 
 

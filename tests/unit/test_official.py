@@ -13,8 +13,8 @@ from fedgsca.errors import ConfigError
 from fedgsca.methods.base import PublishedOptions, load_methods
 from fedgsca.methods.fedcorr import FedCorrOptions, noise_level
 from fedgsca.methods.fedfixer import FedFixerOptions, ModelPair, label_and_mean
-from fedgsca.methods.fednoro import grouping, is_noisy
 from fedgsca.methods.fedrobust import Affine, FedRobustOptions
+from fedgsca.methods.parts.two_stages import grouping, is_noisy
 from fedgsca.rng import stream
 from tests.helpers import toy_experiment
 

@@ -14,18 +14,17 @@ from fedgsca.errors import ConfigError
 from fedgsca.evidence import MAX_WEIGHT
 from fedgsca.methods import train as training
 from fedgsca.methods.label_loss import LabelLoss
+from fedgsca.methods.parts.optimisers import SGD, AdamW
 from fedgsca.methods.site import Samples, Site, weights_of
 from fedgsca.methods.site_store import Store
 from fedgsca.methods.train import (
-    SGD,
-    AdamW,
     Batch,
     LogitObjective,
     LogitPass,
     batches,
     cross_entropy,
     cross_entropy_gradient,
-    draw_balanced,
+    draw_weighted,
     evaluate,
     train,
 )
@@ -399,7 +398,7 @@ def test_rotation_keeps_shape_range_and_stream() -> None:
 def test_rare_labels_come_more_often(exponent: float, shares: tuple[float, ...]) -> None:
     labels = np.repeat([0, 1, 2], [900, 90, 10])
     order = stream(0, "order").permutation(1000)
-    drawn = draw_balanced(labels, order, exponent, stream(0, "balance"))
+    drawn = draw_weighted(labels, order, exponent, stream(0, "balance"))
     assert drawn.shape == (1000,)
     counts = np.bincount(labels[drawn])
     np.testing.assert_allclose(counts / 1000, shares, atol=0.05)
@@ -412,7 +411,7 @@ def test_rare_labels_come_more_often(exponent: float, shares: tuple[float, ...])
 def test_equal_classes_are_each_shown_once() -> None:
     labels = np.arange(60) % 3
     order = stream(0, "order").permutation(60)
-    drawn = draw_balanced(labels, order, 1.0, stream(0, "balance"))
+    drawn = draw_weighted(labels, order, 1.0, stream(0, "balance"))
     assert sorted(drawn) == list(range(60))
 
 

@@ -74,12 +74,12 @@ def test_opinions_that_do_not_depend_on_the_image_cannot_tell() -> None:
 def test_models_that_disagree_cannot_tell() -> None:
     """Two models that explain the labels equally well, with 5 and 50 % wrong labels."""
     suspicions = np.stack([np.full(100, 0.05), np.full(100, 0.5)])
-    estimate = estimate_wrong(CountModels(suspicions, np.zeros(2), 0.5))
+    estimate = estimate_wrong(CountModels(suspicions, np.zeros(2), 0.5, np.zeros(100, bool)))
     assert estimate.share == pytest.approx(0.275)
     assert estimate.high - estimate.low > MAX_WIDTH
     assert not estimate.can_tell
     # one of them explains the labels much better
-    sure = estimate_wrong(CountModels(suspicions, np.array([0.0, -60.0]), 0.5))
+    sure = estimate_wrong(CountModels(suspicions, np.array([0.0, -60.0]), 0.5, np.zeros(100, bool)))
     assert sure.share == pytest.approx(0.05, abs=1e-4)
     margin = 1.645 * np.sqrt(2 * 0.05 * 0.95 / 100) + 0.01
     assert sure.high == pytest.approx(0.05 + margin, abs=1e-4)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedgsca.rng import stream
 
-_MAX_STEPS = 100
+MAX_STEPS = 100
 
 
 def nearer_second(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
@@ -44,7 +44,7 @@ def two_means(points: np.ndarray, starts: int = 64) -> np.ndarray:
 def _iterate_means(points: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Centres (2, C) and membership (K,) bool of the second group; None if a group stays empty."""
     members = None
-    for _ in range(_MAX_STEPS):
+    for _ in range(MAX_STEPS):
         in_second = nearer_second(points, centres)
         if in_second.all() or not in_second.any():
             break
@@ -55,18 +55,8 @@ def _iterate_means(points: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray,
     return None if members is None else (centres, members)
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Two groups of numbers. A value above the boundary belongs to the upper one."""
-
-    boundary: float
-    # the mean of each group
-    low: float
-    high: float
-
-
-def two_groups(values: np.ndarray, *, guard: float = 0.0) -> Groups | None:
-    """The best division of a few numbers in two: least squares over every cut of the sorted values.
+def best_cut(values: np.ndarray, *, guard: float = 0.0) -> float | None:
+    """The number that divides a few numbers in two: least squares over every cut of them, sorted.
 
     It replaces a two-component mixture, which on K = 4 numbers depends on its random start and
     takes its variances from one or two values. None where there are no two groups: fewer than two
@@ -78,8 +68,7 @@ def two_groups(values: np.ndarray, *, guard: float = 0.0) -> Groups | None:
         return None
     scatter = [_scatter(x[:i]) + _scatter(x[i:]) for i in range(1, len(x))]
     cut = 1 + int(np.argmin(scatter))
-    boundary = float(0.5 * (x[cut - 1] + x[cut]))
-    return Groups(boundary, float(x[:cut].mean()), float(x[cut:].mean()))
+    return float(0.5 * (x[cut - 1] + x[cut]))
 
 
 def _scatter(x: np.ndarray) -> float:
@@ -97,7 +86,6 @@ def _scatter(x: np.ndarray) -> float:
 
 
 RIDGE = 1e-6
-MAX_STEPS = 100
 TOLERANCE = 1e-3
 # as published: random_state 0 to 8
 VOTES = 9
@@ -200,16 +188,5 @@ def _random_two_means(points: np.ndarray, rng: np.random.Generator) -> np.ndarra
     if squares.sum() == 0:
         return np.asarray(np.arange(len(points)) != first)
     second = int(rng.choice(len(points), p=squares / squares.sum()))
-    centres = points[[first, second]]
-    members = nearer_second(points, centres)
-    for _ in range(MAX_STEPS):
-        if members.all() or not members.any():
-            break
-        centres = np.stack([points[~members].mean(axis=0), points[members].mean(axis=0)])
-        following = nearer_second(points, centres)
-        if (following == members).all():
-            break
-        members = following
-    if members.all() or not members.any():
-        members = np.arange(len(points)) == second
-    return np.asarray(members)
+    result = _iterate_means(points, points[[first, second]])
+    return np.asarray(np.arange(len(points)) == second) if result is None else result[1]

@@ -1,54 +1,108 @@
 """Two stages with a verdict on every site in between, as in FedNoRo, FedELC and MaskedOptim.
 
-    warm-up   all sites train in the same way
-    switch    one round: every site sends its mean loss per class, the server forms two groups
-    robust    a site compares itself with the broadcast rule and trains as its group does
+    warm-up, T_1 rounds   logit-adjusted cross-entropy  LA = CE(z + log pi_k, y),
+                          pi_k = class shares of the given labels
+    switch, one round     site:   m_k (C,) = mean loss of the received model on each given class;
+                                  sends m_k; trains as in the warm-up
+                          server: two groups of sites by m_k (each class scaled to 0..1); the one
+                                  with larger losses is noisy
+    robust                a site compares its m_k with the rule and trains as its group does
 
-The rule and the verdict are FedNoRo's (fedgsca/methods/fednoro.py): 2-means, or the vote of
-Gaussian mixtures that all three publications use, and no verdict that the server has to hand out.
+The published codes gather all losses in one process and hand out verdicts by client number. Here
+the server broadcasts the rule (lowest and highest loss per class, and the two group centres: 4 C
+numbers), and a site compares the m_k in its own memory with it. Nearest-centre is what 2-means
+converged to, so site and server agree, no verdict is sent to other sites, and a site that was away
+at the switch (or joins later) measures itself on the model that it then receives. With partial
+participation, the switch asks all sites. In the robust stage a site adds its verdict to its update.
+With two sites, the rule reveals to each the other's class losses; with more sites it reveals
+extremes and means. Verdicts are fixed after the switch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
-from fedgsca.methods.base import ServerState
-from fedgsca.methods.fednoro import grouping, is_noisy
+from fedgsca.methods.base import (
+    Count,
+    Lateness,
+    Method,
+    PublishedOptions,
+    ServerState,
+    average_models,
+)
+from fedgsca.methods.parts.groups import Mixture, nearer_second, two_means, vote_of_mixtures
 from fedgsca.methods.parts.statistics import class_means, log_prior
 from fedgsca.methods.site import Site
-from fedgsca.methods.train import (
-    Batch,
-    Objective,
-    batches,
-    evaluate,
-    evaluate_site,
-    optimiser,
-    precision,
-)
+from fedgsca.methods.train import Batch, Objective, evaluate_site
 from fedgsca.support.lazy_torch import F, Tensor, nn, torch
-from fedgsca.wire import SMALLEST_GROUP, Arrays, Payload, Update
+from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
+# stages
 WARMUP = 0
 SWITCH = 1
 ROBUST = 2
 CLASS_LOSSES = "class_losses"
 
-
-def stage_of(state: ServerState, warmup: int) -> int:
-    """The stage of the next round."""
-    if "centres" in state.extras:
-        return ROBUST
-    return SWITCH if state.round >= warmup else WARMUP
+Grouping = Literal["two-means", "mixtures"]
+Distance = Literal["layers", "flat"]
 
 
-def broadcast_stage(state: ServerState, round: int, warmup: int) -> Payload:
-    """The global model, the stage and, after the switch, the rule."""
-    extras = {"stage": np.array(stage_of(state, warmup)), **state.extras}
-    return Payload(round, state.weights, extras)
+class TwoStageOptions(PublishedOptions):
+    """When the warm-up ends."""
+
+    warmup: Count = Field(default=10, description="T_1, rounds of stage 1")
+
+
+# ---- the rule and the verdicts ----
+
+
+def grouping(losses: np.ndarray, kind: Grouping = "two-means") -> dict[str, np.ndarray]:
+    """The rule from the sites' class losses (K, C); NaN = class absent.
+
+    `low` and `high` are (C,). In `centres` (2, C) the clean group comes first. The rule of
+    `mixtures` also has `covariances` (2, C, C) and `shares` (2,).
+    """
+    finite = np.where(np.isfinite(losses), losses, np.nan)
+    is_absent = np.isnan(finite).all(axis=0)
+    low = np.nanmin(np.where(is_absent, 0.0, finite), axis=0)
+    high = np.nanmax(np.where(is_absent, 0.0, finite), axis=0)
+    points = scale_losses(losses, low, high)
+    mixture = vote_of_mixtures(points) if kind == "mixtures" else None
+    if mixture is not None:
+        return {
+            "low": low,
+            "high": high,
+            "centres": mixture.means,
+            "covariances": mixture.covariances,
+            "shares": mixture.weights,
+        }
+    centres = two_means(points)
+    order = np.argsort(centres.sum(axis=1), kind="stable")
+    return {"low": low, "high": high, "centres": centres[order]}
+
+
+def scale_losses(losses: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """(..., C): each class scaled to 0..1 over the sites.
+
+    A class that is absent, or in which all sites are equal, is 0.
+    """
+    width = high - low
+    relative = (losses - low) / np.where(width > 0, width, 1.0)
+    return np.asarray(np.where(np.isfinite(losses) & (width > 0), relative, 0.0))
+
+
+def is_noisy(losses: np.ndarray, rule: Arrays) -> bool:
+    """The verdict on a site from its class losses (C,), the same at the site and at the server."""
+    point = scale_losses(losses, rule["low"], rule["high"])
+    if "covariances" in rule:
+        mixture = Mixture(rule["centres"], rule["covariances"], rule["shares"])
+        return bool(mixture.in_second(point[None])[0])
+    return bool(nearer_second(point, rule["centres"]))
 
 
 @dataclass(frozen=True)
@@ -58,20 +112,6 @@ class Verdicts:
     updates: list[Update]
     noisy: list[bool]
     rule: Arrays
-
-
-def judge(
-    state: ServerState, updates: Iterable[Update], kind: Literal["two-means", "mixtures"]
-) -> Verdicts:
-    """The verdicts, at the switch with a new rule; updates without samples are left out."""
-    nonempty = [update for update in updates if update.num_samples > 0]
-    rule = state.extras
-    if "centres" not in rule and nonempty:
-        rule = grouping(np.stack([update.extras[CLASS_LOSSES] for update in nonempty]), kind)
-        noisy = [is_noisy(update.extras[CLASS_LOSSES], rule) for update in nonempty]
-    else:
-        noisy = [bool(update.extras.get("noisy", 0)) for update in nonempty]
-    return Verdicts(nonempty, noisy, rule)
 
 
 @dataclass(frozen=True)
@@ -84,126 +124,171 @@ class Standing:
     class_losses: np.ndarray | None
 
 
-def take_stand(payload: Payload, site: Site, memory: Arrays) -> Standing:
-    """Measure the class losses of the received model at the switch; then apply the rule."""
-    stage = int(payload.extras["stage"])
-    if stage == WARMUP:
-        return Standing(noisy=False, extras={}, class_losses=None)
-    losses = memory.get(CLASS_LOSSES)
-    if stage == SWITCH or losses is None:
-        losses = class_means(
-            evaluate_site(site).losses, site.labels, site.num_classes, least=SMALLEST_GROUP
-        )
-    if stage == SWITCH:
-        return Standing(noisy=False, extras={CLASS_LOSSES: losses}, class_losses=losses)
-    noisy = is_noisy(losses, payload.extras)
-    return Standing(noisy, {"noisy": np.array(int(noisy))}, losses)
+class TwoStageMethod(Method):
+    """The server of two stages, up to the mean, and a site's place in them."""
+
+    uploads: ClassVar[Mapping[str, Extra]] = {
+        CLASS_LOSSES: Extra(
+            ("C",),
+            "at the switch: mean loss of the received model on each given class; "
+            f"NaN: below {SMALLEST_GROUP} images",
+            optional=True,
+            low=0,
+            nan=True,
+        ),
+        "noisy": Extra(
+            (),
+            "after the switch: 1 if this site counts itself to the noisy group",
+            optional=True,
+            low=0,
+            high=1,
+        ),
+    }
+    downloads: ClassVar[Mapping[str, Extra]] = {
+        "stage": Extra(
+            (), "0 warm-up, 1 switch (measure the class losses), 2 robust training", low=0, high=2
+        ),
+        "low": Extra(
+            ("C",), "lowest loss of each class over the sites at the switch", optional=True, low=0
+        ),
+        "high": Extra(
+            ("C",), "highest loss of each class over the sites at the switch", optional=True, low=0
+        ),
+        "centres": Extra(
+            (2, "C"),
+            "centres of the clean and of the noisy group, in scaled class losses",
+            optional=True,
+        ),
+        "covariances": Extra(
+            (2, "C", "C"),
+            "with grouping mixtures: covariances of the two groups",
+            optional=True,
+        ),
+        "shares": Extra(
+            (2,),
+            "with grouping mixtures: weights of the two groups",
+            optional=True,
+            low=0,
+            high=1,
+        ),
+    }
+    late = Lateness(
+        "models can be late; a verdict is fixed after the switch", is_tolerated=True, stage="stage"
+    )
+    options: TwoStageOptions
+
+    # ---- server ----
+
+    def stage(self, state: ServerState) -> int:
+        """The stage of the next round."""
+        if "centres" in state.extras:
+            return ROBUST
+        return SWITCH if state.round >= self.options.warmup else WARMUP
+
+    def asks_all_sites(self, state: ServerState) -> bool:
+        """The groups are formed from the class losses of all sites."""
+        return self.stage(state) == SWITCH
+
+    def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The global model, the stage and, after the switch, the rule."""
+        extras = {"stage": np.array(self.stage(state)), **state.extras}
+        return Payload(round, state.weights, extras)
+
+    def judge(self, state: ServerState, updates: Iterable[Update], kind: Grouping) -> Verdicts:
+        """The verdicts, at the switch with a new rule; updates without samples are left out."""
+        nonempty = [update for update in updates if update.num_samples > 0]
+        rule = state.extras
+        if self.stage(state) == SWITCH and nonempty:
+            losses = np.stack([update.extras[CLASS_LOSSES] for update in nonempty])
+            rule = grouping(losses, kind)
+            noisy = [is_noisy(update.extras[CLASS_LOSSES], rule) for update in nonempty]
+        else:
+            noisy = [bool(update.extras.get("noisy", 0)) for update in nonempty]
+        return Verdicts(nonempty, noisy, rule)
+
+    # ---- site ----
+
+    def take_stand(self, payload: Payload, site: Site, memory: Arrays) -> Standing:
+        """Measure the class losses of the received model at the switch; then apply the rule."""
+        stage = int(payload.extras["stage"])
+        if stage == WARMUP:
+            return Standing(noisy=False, extras={}, class_losses=None)
+        losses = memory.get(CLASS_LOSSES)
+        if stage == SWITCH or losses is None:
+            losses = class_means(
+                evaluate_site(site).losses, site.labels, site.num_classes, least=SMALLEST_GROUP
+            )
+        if stage == SWITCH:
+            return Standing(noisy=False, extras={CLASS_LOSSES: losses}, class_losses=losses)
+        noisy = is_noisy(losses, payload.extras)
+        return Standing(noisy, {"noisy": np.array(int(noisy))}, losses)
+
+
+# ---- the mean: weights n_k exp(-d_k) ----
+# d_k = distance to the nearest clean model / the largest of these; 0 for clean sites
+
+
+def average_by_distance(
+    state: ServerState, verdicts: Verdicts, kind: Distance = "layers"
+) -> ServerState:
+    """The mean of the models weighted by n_k exp(-d_k), and the rule."""
+    updates = verdicts.updates
+    weights = distance_weights(
+        [update.weights for update in updates],
+        [update.num_samples for update in updates],
+        verdicts.noisy,
+        kind,
+    )
+    names = [update.site for update in updates]
+    weight_of = dict(zip(names, weights, strict=True))
+    mean = average_models(state, updates, lambda update: weight_of[update.site])
+    return ServerState(mean.round, mean.weights, verdicts.rule)
+
+
+def distance_weights(
+    models: Sequence[Arrays],
+    sizes: Sequence[int],
+    noisy: Sequence[bool],
+    kind: Distance = "layers",
+) -> list[float]:
+    """n_k exp(-d_k) for each model; with only one kind of site all d_k are 0."""
+    clean_models = [model for model, bad in zip(models, noisy, strict=True) if not bad]
+    distances = []
+    for model, bad in zip(models, noisy, strict=True):
+        if bad and clean_models:
+            distances.append(min(model_distance(model, clean, kind) for clean in clean_models))
+        else:
+            distances.append(0.0)
+    largest = max(distances, default=0.0) or 1.0
+    return [size * float(np.exp(-d / largest)) for size, d in zip(sizes, distances, strict=True)]
+
+
+def model_distance(a: Arrays, b: Arrays, kind: Distance = "layers") -> float:
+    """Distance of two models over floating-point tensors, BatchNorm statistics included.
+
+    layers: the sum over tensors of the L2 norm of their difference; flat: one L2 norm of all.
+    """
+    squares = []
+    for name in sorted(a):
+        if a[name].dtype.kind == "f":
+            difference = np.subtract(a[name], b[name], dtype=np.float64)
+            squares.append(float(np.square(difference).sum()))
+    return float(np.sqrt(squares).sum() if kind == "layers" else np.sqrt(np.sum(squares)))
+
+
+# ---- LA ----
+
+
+def site_log_prior(site: Site) -> Tensor:
+    """(C,): log pi_k on the site's device."""
+    return torch.from_numpy(log_prior(site.labels, site.num_classes)).float().to(site.device)
 
 
 def adjusted_cross_entropy(site: Site) -> Objective:
-    """Logit-adjusted cross-entropy CE(z + log pi_k, y), pi_k = class shares of the given labels."""
-    prior = torch.from_numpy(log_prior(site.labels, site.num_classes)).float().to(site.device)
+    """LA = CE(z + log pi_k, y)."""
+    prior = site_log_prior(site)
 
     def objective(model: nn.Module, batch: Batch) -> Tensor:
         return F.cross_entropy(model(batch.x) + prior, batch.y)
 
     return objective
-
-
-# ---- labels that are learned together with the model (PENCIL, Yi and Wu 2019) ----
-# Sample i has label logits u_i (C,), at first K at its given label, 0 elsewhere; its label is the
-# distribution d_i = softmax(u_i). p_i is the model's prediction, y_i the given label:
-#
-#     L  = L_c / C + alpha L_o + beta L_e / C
-#     L_c = mean_i KL(p_i || d_i)                    the model and the labels agree
-#     L_o = mean_i w_i (-log d_i(y_i))               the labels stay near the given ones
-#     L_e = mean_i H(p_i)                            the model is certain
-#     u_i <- u_i - lambda dL/du_i                    once per epoch
-#     u_i <- K (softmax(u_i) + p_i) / 2              at the end of a round, p_i of the trained model
-#
-# w_i is 1 for FedELC; MaskedOptim's mask is 0 for the samples of a batch with the largest losses.
-# The published lambda belongs to the mean over a batch of 64. Here the gradient is that of a mean
-# over 64 samples whatever the batch size, so that a small last batch moves its labels no faster.
-
-
-# the batch size of the published code, to which lambda belongs
-PUBLISHED_BATCH = 64
-# (logits (b, C), labels (b,)) -> weights w (b,) of the given labels
-LabelMask = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class CorrectionSettings:
-    """The constants of the loss and of the labels' steps."""
-
-    # K, lambda, alpha, beta of the module docstring
-    scale: float
-    rate: float
-    given_weight: float
-    entropy_weight: float
-
-
-def initial_logits(labels: np.ndarray, num_classes: int, scale: float) -> np.ndarray:
-    """u (n, C): `scale` at the given label, 0 elsewhere."""
-    logits = np.zeros((len(labels), num_classes), np.float32)
-    logits[np.arange(len(labels)), labels] = scale
-    return logits
-
-
-def correction_loss(
-    logits: Tensor, label_logits: Tensor, y: Tensor, settings: CorrectionSettings, mask: Tensor
-) -> Tensor:
-    """L of a batch: logits (b, C) of the model, label_logits u (b, C), y (b,), mask w (b,)."""
-    num_classes = logits.shape[1]
-    log_p = F.log_softmax(logits.float(), dim=1)
-    log_d = F.log_softmax(label_logits, dim=1)
-    p = log_p.exp()
-    entropy = -(p * log_p).sum(dim=1).mean()
-    agreement = -(p * log_d).sum(dim=1).mean() - entropy
-    given = (-log_d.gather(1, y[:, None]).squeeze(1) * mask).mean()
-    return (
-        agreement / num_classes
-        + settings.given_weight * given
-        + settings.entropy_weight * entropy / num_classes
-    )
-
-
-def merged_logits(label_logits: np.ndarray, probs: np.ndarray, scale: float) -> np.ndarray:
-    """u (n, C) for the next round: `scale` times the mean of the labels and the predictions."""
-    logits = label_logits - label_logits.max(axis=1, keepdims=True)
-    labels = np.exp(logits)
-    labels /= labels.sum(axis=1, keepdims=True)
-    return np.asarray(0.5 * scale * (labels + probs), dtype=np.float32)
-
-
-def train_with_labels(
-    site: Site,
-    round: int,
-    label_logits: np.ndarray,
-    settings: CorrectionSettings,
-    mask: LabelMask,
-) -> np.ndarray:
-    """E epochs on the model and the labels; u (n, C) for the next round, from u (n, C) of this one.
-
-    The model of the site is trained in place.
-    """
-    site.model.train()
-    sgd = optimiser(site, round)
-    u = torch.from_numpy(np.array(label_logits)).to(site.device)
-    for epoch in range(site.hyper.epochs):
-        gradient = torch.zeros_like(u)
-        for batch in batches(site, round, epoch=epoch):
-            rows = torch.from_numpy(batch.rows).to(site.device)
-            batch_u = u[rows].requires_grad_()
-            sgd.zero_grad()
-            with precision(site.device):
-                logits = site.model(batch.x)
-            weights = mask(logits.detach().float(), batch.y)
-            loss = correction_loss(logits, batch_u, batch.y, settings, weights)
-            torch.autograd.backward(loss)
-            sgd.step()
-            assert batch_u.grad is not None
-            gradient[rows] = batch_u.grad * (len(rows) / PUBLISHED_BATCH)
-        u = u - settings.rate * gradient
-    probs = evaluate(site.model, site.samples, site.device).probs
-    return merged_logits(u.cpu().numpy(), probs, settings.scale)
