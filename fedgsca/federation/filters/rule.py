@@ -76,15 +76,15 @@ class RuleFilter(UpdateFilter):
         with UpdateSpool(context.folder) as spool:
             for update in updates:
                 spool.add(update)
-            waiting = spool.updates
+            entries = spool.updates
             # of all updates, whether they have a vote or not
-            images = float(sum(update.num_samples for update in waiting))
+            images = float(sum(update.num_samples for update in entries))
             if self.claims is not None:
                 images = max(images, self.claims.total_images())
             self.rule.images = images
-            model = combine_models(self.rule, waiting, payload.weights)
-            extras = combine_extras(self.rule, waiting, self.uploads, payload.extras)
-            for old, own_extras in zip(waiting, extras, strict=True):
+            model = combine_models(self.rule, entries, payload.weights)
+            extras = combine_extras(self.rule, entries, self.uploads, payload.extras)
+            for old, own_extras in zip(entries, extras, strict=True):
                 yield Update(old.site, old.num_samples, model, own_extras)
 
 
