@@ -1,6 +1,6 @@
 """What Flower adds to a round: `python -m benchmarks.flower --model cnn --rounds 10 --sites 4`.
 
-The same experiment in this process, in Flower's simulation (if Ray is installed) and deployed
+The same experiment in this process and deployed
 on loopback with TLS and keys. Training is tiny on purpose, so that communication dominates. Medians
 over the rounds after the first one. Processor time and memory are read from /proc: all processes of
 coordinator and sites, per round after the first; memory of the coordinator (the process of the
@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +25,7 @@ from typing import Any
 from fedgsca.config import Config, load_config
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds, read_timing
-from fedgsca.hospital.flower import write_app
+from fedgsca.hospital.coordinator import write_app
 from tests.deployment import (
     Deployment,
     cpu_seconds,
@@ -130,7 +129,7 @@ def main() -> None:
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--sites", type=int, default=4)
-    parser.add_argument("--only", choices=["local", "simulation", "deployment"])
+    parser.add_argument("--only", choices=["local", "deployment"])
     options = parser.parse_args()
     config = load_config(
         method="fedavg",
@@ -150,11 +149,6 @@ def main() -> None:
         if options.only in (None, "local"):
             run(config, folder / "local")
             measurements["local"] = summarise_timing(folder / "local")
-        if options.only in (None, "simulation") and find_spec("ray"):
-            from fedgsca.hospital.flower_simulation import simulate
-
-            simulate(config, folder / "simulated")
-            measurements["simulation"] = summarise_timing(folder / "simulated")
         if options.only in (None, "deployment"):
             measurements["deployment"] = measure_deployment(config, folder)
         models = [path.read_bytes() for path in folder.glob("*/model.safetensors")]

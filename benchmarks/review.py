@@ -1,6 +1,7 @@
 """How long the review page takes to open on a list of 100,000 labels.
 
     python -m benchmarks.review [LABELS]
+    python -m benchmarks.review --pictures docs/images     # of page and gallery, for the manual
 
 The list is made up and written as an audit. Then the requests of a browser are sent one after the
 other over a real connection: the page, its style and scripts, the header, the first labels, the
@@ -17,14 +18,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import numpy as np
+from PIL import Image
 
+import fedgsca
 from fedgsca.config import load_config
 from fedgsca.data.table import ImageTable
 from fedgsca.federation.records import AuditSummary
@@ -32,9 +36,11 @@ from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit, Suspect, write_audit
 from fedgsca.labels.review.serve import bind, build_page_server
 from fedgsca.labels.review.session import Session
-from fedgsca.labels.review.web_app import build_app
 from fedgsca.labels.site_data import SiteData
 from fedgsca.rng import stream
+
+if TYPE_CHECKING:
+    from tests.browser import Browser
 
 CLASSES = tuple(f"class {i}" for i in range(9))
 # the requests of a browser after the page itself
@@ -119,21 +125,58 @@ def request_page(address: str) -> None:
         assert response.read() and response.status == 200, path
 
 
-def measure_opening(audit: Audit, site_data: SiteData) -> OpeningTimes:
-    start = time.perf_counter()
-    session = Session(audit, AuditImages(site_data, audit), "benchmark")
+@contextmanager
+def served(session: Session) -> Iterator[str]:
+    """Serve the page of a session; gives its address."""
     with bind(None) as listener:
-        server, address = build_page_server(partial(build_app, session), listener)
+        server, address = build_page_server(session, listener)
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            ready = time.perf_counter()
-            request_page(address)
-            end = time.perf_counter()
-            return OpeningTimes(ready - start, end - ready, browser_seconds(address))
+            yield address
         finally:
             server.should_exit = True
             thread.join()
+
+
+def measure_opening(audit: Audit, site_data: SiteData) -> OpeningTimes:
+    start = time.perf_counter()
+    session = Session(audit, AuditImages(site_data, audit), "benchmark")
+    with served(session) as address:
+        ready = time.perf_counter()
+        request_page(address)
+        end = time.perf_counter()
+        return OpeningTimes(ready - start, end - ready, browser_seconds(address))
+
+
+def save_picture(window: Browser, file: Path) -> None:
+    """The page as it is on the screen, in 256 colours: a fifth of the bytes."""
+    window.picture(file)
+    Image.open(file).quantize(256).save(file, optimize=True)
+
+
+def take_pictures(target: Path) -> None:
+    """The page in the middle of a review, and the gallery, of the hospital's tutorial."""
+    from fedgsca.cli import execute
+    from tests.browser import browser
+
+    with tempfile.TemporaryDirectory() as folder:
+        images = Path(folder, "my_images")
+        assert execute(["data", "example", str(images)]) == 0
+        audit = fedgsca.audit_folder(images, Path(folder, "alone"))
+        for suspect in audit.window(0, 6):
+            audit.open_decisions().record(suspect, suspect.suggestion, reviewer="anna")
+        session = Session(audit, AuditImages.open(audit), "anna", language="en")
+        with served(session) as address, browser(Path(folder, "profile")) as window:
+            window.screen(1280, 800)
+            window.open(address)
+            window.wait("document.querySelectorAll('#examples img').length")
+            window.press("v")
+            window.wait("[...document.images].every((image) => image.complete)")
+            save_picture(window, target / "review.png")
+            window.screen(1000, 1100)
+            window.open((audit.path / "gallery.html").as_uri())
+            save_picture(window, target / "tutorial-gallery.png")
 
 
 def main() -> None:
@@ -141,7 +184,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("labels", type=int, nargs="?", default=100_000)
-    count = parser.parse_args().labels
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    if arguments.pictures is not None:
+        take_pictures(arguments.pictures)
+        return
+    count = arguments.labels
     tree = {"run": "../..", "site": "site-1", "classes": list(CLASSES)}
     with tempfile.TemporaryDirectory() as folder:
         header = AuditSummary.from_json(tree)

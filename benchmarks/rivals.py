@@ -25,7 +25,6 @@ import numpy as np
 
 from fedgsca.evidence import STEP, layer_normalise, softmax
 from fedgsca.labels.second_opinion import (
-    label_quality,
     nearest_rows,
     out_of_sample_probs,
     unit_vectors,
@@ -100,6 +99,15 @@ def rank_by_selfclean(
 
 
 # ---- heads ----
+
+
+def label_quality(
+    probs: np.ndarray, given: np.ndarray, method: str = "self_confidence"
+) -> np.ndarray:
+    """(n,) cleanlab's label quality scores, lower is worse."""
+    from cleanlab.rank import get_label_quality_scores
+
+    return np.asarray(get_label_quality_scores(given, probs, method=method))
 
 
 def rank_by_cleanlab(

@@ -129,6 +129,8 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
 def _calls_in_scope(scope: ast.AST, kinds: set[str], path: Path) -> Iterator[ErrorCall]:
     nodes = list(_own_nodes(scope))
     for node in nodes:
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "report":
+            yield from _report_of_cases(node, _local_texts(nodes, node.lineno), path)
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         if node.func.id not in kinds or not node.args:
@@ -136,6 +138,8 @@ def _calls_in_scope(scope: ast.AST, kinds: set[str], path: Path) -> Iterator[Err
         code_node = node.args[0]
         if isinstance(code_node, ast.Attribute) and code_node.attr == "code":
             continue  # the code of another error, which is documented where it is made
+        if getattr(scope, "name", "") == "report":
+            continue  # the code is an argument, see _report_of_cases
         code = None
         if isinstance(code_node, ast.Constant) and isinstance(code_node.value, str):
             code = code_node.value
@@ -146,6 +150,16 @@ def _calls_in_scope(scope: ast.AST, kinds: set[str], path: Path) -> Iterator[Err
             if keyword.arg == "fix":
                 fix = _template(keyword.value, texts)
         yield ErrorCall(code, message, fix, node.func.id, path, node.lineno)
+
+
+def _report_of_cases(node: ast.Call, texts: dict[str, str], path: Path) -> Iterator[ErrorCall]:
+    """A call of FileList.report(code, cases, noun, where, fix=...): a DataError about cases."""
+    if len(node.args) != 4 or not isinstance(node.args[0], ast.Constant):
+        return
+    code, _, noun, where = (_template(argument, texts) for argument in node.args)
+    keywords = {keyword.arg: _template(keyword.value, texts) for keyword in node.keywords}
+    message = f"<root>: <number> {keywords.get('nouns', noun + 's')} {where}: <cases>"
+    yield ErrorCall(code, message, keywords["fix"], "DataError", path, node.lineno)
 
 
 def _local_texts(nodes: list[ast.AST], line: int) -> dict[str, str]:

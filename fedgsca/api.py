@@ -160,7 +160,7 @@ def run(
     jobs
         How many sites train at the same time. The result does not depend on it.
     engine
-        A registered engine: "local", "flower-sim", or one of your own.
+        A registered engine: "local", or one of your own.
     progress
         Show progress on stderr.
     track

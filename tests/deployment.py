@@ -180,30 +180,11 @@ def site_workers(folder: Path, name: str = "") -> list[int]:
     process_ids = []
     for entry in Path("/proc").glob("[0-9]*"):
         words = program(int(entry.name)).split()
-        if "fedgsca.hospital.site_worker" in words and any(
+        if "fedgsca.hospital.worker" in words and any(
             word.startswith(str(folder)) and word.endswith(f"{name}.toml") for word in words
         ):
             process_ids.append(int(entry.name))
     return process_ids
-
-
-def listening(numbers: list[int]) -> set[str]:
-    """Addresses on which these processes accept connections; 0.0.0.0 means all of the machine's."""
-    sockets = set()
-    for number in numbers:
-        for entry in Path(f"/proc/{number}/fd").glob("*"):
-            with contextlib.suppress(OSError):
-                sockets.add(str(entry.readlink()))
-    addresses = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = row.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                raw = bytes.fromhex(fields[1].partition(":")[0])
-                # the kernel prints every four bytes in its own order
-                parts = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
-                addresses.add(socket.inet_ntop(family, b"".join(parts)))
-    return addresses
 
 
 def end_flower(number: int) -> None:
@@ -239,7 +220,7 @@ class Process:
                 f"{self.name} still runs after {seconds} s:\n{self.text[-3000:]}"
             ) from None
 
-    def wait_for(self, phrase: str, seconds: float = 60) -> None:
+    def wait_for(self, phrase: str, seconds: float = 300) -> None:
         """Wait until the process has printed this."""
         end = time.monotonic() + seconds
         while phrase not in self.text:
@@ -316,7 +297,7 @@ class Deployment:
         self.processes.append(Process(name, child, log))
         return self.processes[-1]
 
-    def command(self, *arguments: str, seconds: float = 60) -> str:
+    def command(self, *arguments: str, seconds: float = 300) -> str:
         """A `flwr` command that must succeed."""
         process = self.start("flwr", "flwr", *arguments)
         code = process.wait(seconds)
@@ -373,7 +354,7 @@ class Deployment:
             path.unlink()
 
 
-def wait_for_port(port: int, process: Process, seconds: float = 60) -> None:
+def wait_for_port(port: int, process: Process, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.running:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedgsca.hospital.site_worker import Handler, OutdatedWorkerError, serve
+from fedgsca.hospital.worker import Handler, OutdatedWorkerError, serve
 
 
 def open_echo(folder: Path) -> Handler:

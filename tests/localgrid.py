@@ -5,7 +5,8 @@ Every message is encoded and decoded as it is on the wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedgsca.config import Config
 from fedgsca.federation.base import RunObserver
 from fedgsca.federation.records import RunResult
-from fedgsca.hospital.flower import coordinate
-from fedgsca.hospital.flower_simulation import FindPlace
-from fedgsca.hospital.site_settings import SiteSettings
+from fedgsca.hospital.answers import ResidentSite
+from fedgsca.hospital.coordinator import coordinate
+from fedgsca.hospital.messages import MESSAGE_TYPES, MessageKind
+from fedgsca.hospital.node import answer_records
+from fedgsca.hospital.settings import SiteSettings
+from fedgsca.hospital.worker import OutdatedWorkerError
 
 # site number, message, a function that delivers it -> reply; None: the reply is lost
 Intercept = Callable[[int, Message, Callable[[], Message]], Message | None]
+FindSettings = Callable[[Context], SiteSettings]
 
 
 def encode_and_decode(message: Message) -> Message:
@@ -44,12 +49,14 @@ class LocalGrid(Grid):
         app: ClientApp,
         nodes: int,
         intercept: Intercept | None = None,
-        names: dict[int, str] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.app = app
         self.count = nodes
-        self.names = names or {}  # site number -> the name under which its key is registered
+        # site number -> the name under which its key is registered
+        names = names or [f"site-{number}" for number in range(1, nodes + 1)]
+        self.names = dict(enumerate(names, start=1))
         self.intercept: Intercept = intercept or (lambda site, message, deliver: deliver())
         self.replies: dict[str, Message] = {}
         self.offline: set[int] = set()
@@ -72,10 +79,7 @@ class LocalGrid(Grid):
         return [100 + k for k in range(1, self.count + 1) if k not in self.offline]
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [
-            NodeInfo(node_id=node, name=self.names.get(node - 100, ""))
-            for node in self.get_node_ids()
-        ]
+        return [NodeInfo(node_id=node, name=self.names[node - 100]) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         message_ids = []
@@ -104,14 +108,49 @@ class LocalGrid(Grid):
         return [self.replies.pop(message_id) for message_id in ready_ids]
 
 
-def simulated_sites(out: Path) -> FindPlace:
-    """Sites site-1, site-2, ... with their memory in the run folder, as in a simulation."""
+def make_app(answer: Callable[[MessageKind, RecordDict, Context], RecordDict]) -> ClientApp:
+    """A ClientApp for all kinds of messages."""
+    app = ClientApp()
 
-    def find_place(context: Context) -> tuple[SiteSettings, Path]:
+    def handler(kind: MessageKind) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            return Message(answer(kind, message.content, context), reply_to=message)
+
+        return handle
+
+    for kind, message_type in MESSAGE_TYPES.items():
+        category, _, action = message_type.partition(".")
+        register = getattr(app, category)
+        (register(action) if action else register())(handler(kind))
+    return app
+
+
+def client_app(find_settings: FindSettings) -> ClientApp:
+    """Hospitals that answer in this process, each as its own site worker would."""
+    sites: dict[object, ResidentSite] = {}
+
+    def answer(kind: MessageKind, records: RecordDict, context: Context) -> RecordDict:
+        def ask(request: bytes) -> bytes:
+            number = context.node_config["partition-id"]
+            with suppress(OutdatedWorkerError):
+                if number in sites:
+                    return sites[number].answer(request)
+            sites[number] = ResidentSite(lambda: find_settings(context))
+            return sites[number].answer(request)
+
+        return answer_records(kind, records, ask)
+
+    return make_app(answer)
+
+
+def simulated_sites(out: Path) -> FindSettings:
+    """Sites site-1, site-2, ... of a rehearsal, with their memory below the run folder."""
+
+    def find_settings(context: Context) -> SiteSettings:
         name = f"site-{int(context.node_config['partition-id']) + 1}"
-        return SiteSettings(name=name, state=str(out)), out
+        return SiteSettings(name=name, state=str(out / "states" / name))
 
-    return find_place
+    return find_settings
 
 
 def run_over_flower(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedgsca.data.readers.kvasir import CLASSES, IMAGES, OFFICIAL
+from fedgsca.data.readers.kvasir import CLASSES, IMAGES
 from fedgsca.rng import stream
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "kvasir_capsule_splits"
@@ -70,26 +70,6 @@ def fedgp(root: Path, folder: Path | None = None, noisy: str = "") -> Path:
             header = ["imgname", "category", "clean_label", "noisy_label", "noisy_flag"]
             write_csv(folder / name, header, noisy_rows)
     return folder
-
-
-def official(root: Path) -> Path:
-    """split_0.csv and split_1.csv with their own spellings, videos apart."""
-    spelling = dict(zip(OFFICIAL, OFFICIAL, strict=True)) | {
-        "Normal clean mucosa": "Normal",
-        "Ileocecal valve": "Ileo-cecal valve",
-        "Reduced mucosal view": "Reduced Mucosal View",
-        "Foreign body": "Foreign Bodies",
-        "Erythema": "Erythematous",
-        "Blood - fresh": "Blood",
-    }
-    folds: list[list[list[str]]] = [[], []]
-    for name in OFFICIAL:
-        for path in sorted((root / name).iterdir()):
-            folds[int(path.name[:16], 16) % 2].append([path.name, spelling[name]])
-    (root / "official_splits").mkdir(exist_ok=True)
-    for number, rows in enumerate(folds):
-        write_csv(root / "official_splits" / f"split_{number}.csv", ["filename", "label"], rows)
-    return root
 
 
 def write_csv(

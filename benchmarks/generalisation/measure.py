@@ -14,6 +14,7 @@ import numpy as np
 import fedgsca
 from benchmarks.generalisation.plan import Dataset, Setting, make_config
 from benchmarks.generalisation.sources import share_features
+from benchmarks.rivals import label_quality
 from fedgsca.evidence import (
     SiteEvidence,
     judge_alone,
@@ -25,7 +26,7 @@ from fedgsca.federation.rounds import run
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.labels.build_audit import first_tenth, precision_at
 from fedgsca.labels.score import count_errors, rank_labels
-from fedgsca.labels.second_opinion import label_quality, out_of_sample_probs
+from fedgsca.labels.second_opinion import out_of_sample_probs
 from fedgsca.labels.wrong_count import fit_models
 from fedgsca.methods.site import Samples
 from fedgsca.metrics import auroc

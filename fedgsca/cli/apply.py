@@ -38,7 +38,7 @@ MAX_PAIRS = 12  # printed; the log has all of them
 SiteFolder = Annotated[
     Path, typer.Argument(metavar="AUDIT", help="folder of one site's audit, RUN/audit/SITE")
 ]
-FormatName = Annotated[str, typer.Option("--format", help="cleanlab, label-studio, cvat or dicom")]
+FormatName = Annotated[str, typer.Option("--format", help="cleanlab, label-studio or cvat")]
 ExportOut = Annotated[Path, typer.Option("--out", "-o", help="file to write")]
 AllLabels = Annotated[bool, typer.Option("--all", help="all labels, not only the priority list")]
 ExportReviewer = Annotated[str | None, typer.Option("--reviewer", help="whose decisions to export")]

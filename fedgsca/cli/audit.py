@@ -37,7 +37,7 @@ class OpinionName(StrEnum):
     """Second opinions by name; labels/second_opinion.py has them, but imports numpy."""
 
     neighbours = "neighbours"
-    cleanlab = "cleanlab"
+    regression = "regression"
 
 
 Run = Annotated[
@@ -63,7 +63,7 @@ Opinions = Annotated[
     list[OpinionName] | None,
     typer.Option(
         "--second-opinion",
-        help="also ask the site's own features; repeatable; cleanlab needs the extra",
+        help="also ask the site's own features; repeatable",
     ),
 ]
 Review = Annotated[

@@ -33,7 +33,7 @@ HospitalNumber = Annotated[
 ]
 Split = Annotated[
     str | None,
-    typer.Option("--split", help="as data.split: fedgp, frame, video, official-0, published, ..."),
+    typer.Option("--split", help="as data.split: fedgp, frame, video, published, ..."),
 ]
 Label = Annotated[
     str | None,
@@ -155,7 +155,7 @@ def check(
             raise typer.Exit(DataError.exit_code)
         return
     if list_bad:
-        for file in report.bad_files:
+        for file in report.bad:
             typer.echo(f"{printable(file.name)}\t{printable(file.reason)}")
     else:
         _show_report(report)
@@ -293,7 +293,7 @@ def _write_sheet(table: ImageTable, file: Path) -> None:
 
 def _bad_files_json(report: SourceReport) -> dict[str, object]:
     """--list-bad for programs: the files, and everything that stops a run."""
-    files = [{"file": file.name, "reason": file.reason} for file in report.bad_files]
+    files = [{"file": file.name, "reason": file.reason} for file in report.bad]
     return {"bad": files, "problems": report.to_json()["problems"]}
 
 
@@ -309,10 +309,10 @@ def _combine_problems(report: SourceReport) -> DataError:
 
 
 def _show_report(report: SourceReport) -> None:
-    if report.folders:
+    if report.tree:
         rows = []
-        for folder in report.folders:
-            text = _published_text(folder.images, folder.published_images)
+        for folder in report.tree:
+            text = _published_text(folder.images, folder.published)
             rows.append([folder.folder, str(folder.images), text])
         print_table(make_table(["folder", "images", "published"], rows))
     if report.counts:
@@ -348,9 +348,9 @@ def _show_copies(report: SourceReport) -> None:
             images[_MAX_COPIES:] = [f"and {len(images) - _MAX_COPIES} more"]
         print_line(f"  {finding.kind}: {', '.join(images)}")
     is_longer = any(count > _MAX_SETS for count in num_sets.values())
-    if is_longer and not report.saved_files:
+    if is_longer and not report.saved:
         print_line(f"  all {len(report.copies)} sets: add --save FOLDER")
-    for path in report.saved_files:
+    for path in report.saved:
         print_line(f"saved   {path}", "bold")
 
 
@@ -361,24 +361,22 @@ def _show_contents(report: SourceReport) -> None:
         pixels = "features only"
     print_line(f"{report.name}: {total} images, {pixels}, {len(report.classes)} classes", "bold")
     print_table(_count_table(report))
-    if report.file_sizes:
-        sizes = [f"{size} ({count})" for size, count in report.file_sizes[:4]]
-        if len(report.file_sizes) > 4:
+    if report.stored:
+        sizes = [f"{size} ({count})" for size, count in report.stored[:4]]
+        if len(report.stored) > 4:
             sizes.append("...")
         print_line(f"files   {', '.join(sizes)}")
     if report.groups is not None:
         print_line(f"{report.group_word + 's':<7} {report.groups}")
-    if report.num_checked:
-        text = plural(report.num_checked, "label was", "labels were")
+    if report.checked:
+        text = plural(report.checked, "label was", "labels were")
         print_line(f"{text} checked by a person")
     if report.sites:
         print_line("sites   " + ", ".join(_site_text(report, name) for name in report.sites))
-    for digest in report.lists:
-        print_line(f"sha256  {digest.sha256}  {digest.file}", "dim")
-    if report.list_sha256:
-        print_line(f"sha256  {report.list_sha256}  all files with label, split and site", "dim")
+    for name, digest in report.lists:
+        print_line(f"sha256  {digest}  {name}", "dim")
     if report.fingerprint:
-        content = "  images, labels and split" if report.folders else ""
+        content = "  images, labels and split" if report.tree else ""
         print_line(f"sha256  {report.fingerprint}{content}", "dim")
 
 
@@ -392,7 +390,7 @@ def _count_table(report: SourceReport) -> Table:
         counts.append(sum(classes.values()))
         header.append(split)
         columns.append([str(count) for count in counts])
-        published_counts = report.published_counts.get(split)
+        published_counts = report.published.get(split)
         if published_counts:
             texts = []
             for name, count in zip(names, counts, strict=True):

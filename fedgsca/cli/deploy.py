@@ -14,8 +14,6 @@ from fedgsca.support.console import make_table, print_json, print_line, print_ta
 from fedgsca.support.text import DASH, count, duration, number, one_line, plural, size_text
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
     from fedgsca.federation.round_status import DeploymentStatus
     from fedgsca.hospital.check_connection import CheckResult
 
@@ -108,7 +106,7 @@ Authority = Annotated[
     typer.Option("--sign", metavar="AUTHORITY", help="folder of the authority, to sign them"),
 ]
 
-_STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow", "skipped": "yellow"}
+_STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow"}
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -150,18 +148,14 @@ def init(
         )
     folder = out or plan.parent / "kits"
     if example:
-        _write_example(plan)
+        from fedgsca.hospital.kits import write_example
+
+        write_example(plan)
+        print_line(f"example  {plan}", "bold")
     elif renew_server:
         _renew_server(plan, folder, as_json=as_json)
     else:
         _make_kits(plan, folder, add_hospital, as_json=as_json)
-
-
-def _write_example(path: Path) -> None:
-    from fedgsca.hospital.kits import write_example
-
-    write_example(path)
-    print_line(f"example  {path}", "bold")
 
 
 def _renew_server(plan: Path, folder: Path, *, as_json: bool) -> None:
@@ -186,18 +180,18 @@ def _make_kits(plan: Path, folder: Path, new_hospital: str | None, *, as_json: b
     else:
         kits = make_kits(consortium, config, folder)
     coordinator = folder / "coordinator"
-    fingerprint = config.fingerprint()
     if as_json:
         paths = [str(path) for path in kits]
-        print_json({"kits": paths, "coordinator": str(coordinator), "fingerprint": fingerprint})
+        tree = {"coordinator": str(coordinator), "fingerprint": config.fingerprint()}
+        print_json({"kits": paths, **tree})
         return
     for path in kits:
         print_line(f"hospital     {path}  (contains a secret key)")
     print_line(f"coordinator  {coordinator}  (continue with its README.md)")
     if new_hospital:
         print_line(
-            "The experiment has changed. To agree, the other hospitals set"
-            f' fingerprint = "{fingerprint}" in site.toml.'
+            "The experiment has changed: send experiment.toml to the other hospitals, who agree"
+            " to it with ./agree.sh."
         )
     else:
         print_line(
@@ -290,7 +284,7 @@ def make_app(config: Experiment, run: NewRun) -> None:
     """At the coordinator: make the run folder and the small app in it that `flwr run` starts."""
     from fedgsca.config import load_config
     from fedgsca.federation.deployment import prepare_coordinator
-    from fedgsca.hospital.flower import write_app
+    from fedgsca.hospital.coordinator import write_app
 
     experiment = load_config(config)
     prepare_coordinator(experiment)  # reports wrong settings here rather than in Flower's log
@@ -307,27 +301,14 @@ def run_site(
     from fedgsca.hospital.messages import require_flower
 
     require_flower()
-    from fedgsca.hospital.flower_node import NodeAddress, run_node
+    from fedgsca.hospital.certificates import read_key_file
+    from fedgsca.hospital.node import NodeAddress, run_node
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s node: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every question for messages
-    address = NodeAddress(superlink, root_certificates, _read_key(key))
+    address = NodeAddress(superlink, root_certificates, read_key_file(key).key)
     run_node(address, site)
     raise typer.Exit(1)  # the connection could not be kept
-
-
-def _read_key(path: Path) -> EllipticCurvePrivateKey:
-    from fedgsca.errors import DataError
-    from fedgsca.hospital.certificates import read_node_key
-
-    try:
-        return read_node_key(path.read_bytes()).key
-    except OSError as error:
-        raise DataError(
-            "deploy.unusable-key",
-            f"the key {path} cannot be read: {error.strerror}",
-            fix="take the file out of the kit again, or correct --key",
-        ) from None
 
 
 @group.command("agree")
@@ -342,7 +323,7 @@ def agree(
     """At a hospital: allow the experiment of a kit until a day. Without it nothing leaves."""
     from fedgsca.config import load_config
     from fedgsca.hospital.ledger import Ledger, describe_experiment
-    from fedgsca.hospital.site_settings import read_settings
+    from fedgsca.hospital.settings import read_settings
 
     ledger = Ledger(read_settings(kit / "site.toml"))
     config = load_config(experiment or kit / "experiment.toml")
@@ -400,7 +381,7 @@ def show_ledger(kit: Kit = Path(), expect: Expect = None, as_json: Json = False)
     """At a hospital: what was allowed, what has left and when, and whether the list was changed."""
     from fedgsca.errors import DataError
     from fedgsca.hospital.ledger import Ledger
-    from fedgsca.hospital.site_settings import read_settings
+    from fedgsca.hospital.settings import read_settings
 
     ledger = Ledger(read_settings(kit / "site.toml"))
     entries = ledger.entries()

@@ -1,32 +1,18 @@
-"""`fedgsca doctor`: what is installed, what is missing for which command, and a bug report."""
+"""`fedgsca doctor`: what is installed, and what is missing for which command."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from fedgsca.cli.options import Json
-from fedgsca.errors import ConfigError
-from fedgsca.support.console import print_json, print_line, print_note
+from fedgsca.support.console import print_json, print_line
 from fedgsca.support.text import size_text
 
 if TYPE_CHECKING:
     from fedgsca.support.installation import ExtraState, MachineFacts
 
-Run = Annotated[
-    Path | None,
-    typer.Argument(metavar="RUN", help="with --bundle: the run that the report is about"),
-]
-Bundle = Annotated[
-    Path | None,
-    typer.Option(
-        "--bundle",
-        metavar="FILE.zip",
-        help="write a bundle for a bug report, without names, paths, images or labels",
-    ),
-]
 _MIN_FREE = 2 * 1024**3  # bytes on the disk of the cache: fewer are worth a line
 _OK, _MISSING = "green", "yellow"
 
@@ -35,38 +21,25 @@ def add(app: typer.Typer) -> None:
     """Add the command of this module."""
     app.command(
         "doctor",
-        help="What is installed, what is missing for which command; a bundle for a bug report.",
+        help="What is installed, what is missing for which command.",
         rich_help_panel="Understand",
     )(doctor)
 
 
-def doctor(run: Run = None, bundle: Bundle = None, as_json: Json = False) -> None:
+def doctor(as_json: Json = False) -> None:
     """`fedgsca doctor`. The exit code is 1 if what every command needs is not complete."""
     from fedgsca.support.installation import describe_machine, inspect_installation
 
-    if run is not None and bundle is None:
-        raise ConfigError(
-            "cli.conflicting-options",
-            "a run is looked at for a bug report only",
-            fix="add --bundle FILE.zip",
-        )
     machine = describe_machine()
     states = inspect_installation()
-    files = []
-    if bundle is not None:
-        from fedgsca.hospital.bug_report import write_bundle
-
-        files = write_bundle(bundle, run)
     if as_json:
         extras = [state.to_json() | {"problems": state.problems} for state in states]
-        print_json({"machine": machine.to_json(), "extras": extras, "bundle": files})
+        print_json({"machine": machine.to_json(), "extras": extras})
     else:
         _print_machine(machine)
         for state in states:
             _print_extra(state)
         _print_disk()
-        if bundle is not None:
-            _print_bundle(bundle, files)
     if states[0].problems:
         raise typer.Exit(1)
 
@@ -109,15 +82,3 @@ def _print_disk() -> None:
     free = shutil.disk_usage(folder).free
     remark = "" if free >= _MIN_FREE else " (little: decoded images are stored there)"
     print_line(f"cache    {cache_folder()}: {size_text(free)} free{remark}")
-
-
-def _print_bundle(bundle: Path, files: list[str]) -> None:
-    from fedgsca.hospital.bug_report import CONTENTS
-
-    print_line(f"bundle   {bundle}", "bold")
-    for name in files:
-        print_line(f"         {name}: {CONTENTS[name]}")
-    print_note(
-        "Look into it before you send it. Add the message that you saw, with its code in brackets,"
-        " but no file names."
-    )

@@ -96,7 +96,7 @@ def preview(settings: Settings, spec: Spec, picture: Picture = None, as_json: Js
     previews = [_preview_site(experiment, name) for name in experiment.sites]
     matrices: dict[str, list[list[float]]] = {}
     for name, noise in experiment.noise.items():
-        if noise.has_matrix:
+        if noise.definition.has_matrix:
             matrix = matrix_of(experiment, name).tolist()
             # the same kind differs from site to site if it depends on the labels of the site
             is_new = matrices.setdefault(str(noise), matrix) != matrix
@@ -122,7 +122,8 @@ def preview(settings: Settings, spec: Spec, picture: Picture = None, as_json: Js
         if name != "0":
             _show_matrix(f"{name}: transition matrix", matrix, classes)
     for site in previews:
-        if not site.noise.has_matrix and not site.noise.definition.is_recorded:
+        kind = site.noise.definition
+        if not kind.has_matrix and not kind.is_recorded:
             _show_realised(site, classes)
     for warning in experiment.warnings:
         print_note(warning)

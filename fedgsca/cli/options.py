@@ -43,8 +43,7 @@ EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="how messages reach the sites: local, flower-sim (Flower's simulation on Ray)"
-        " or an engine of a plugin; same result",
+        help="how messages reach the sites: local or an engine of a plugin; same result",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -158,7 +157,6 @@ def review(
     require_server_packages()  # before the images are read
     from fedgsca.labels.audit_images import AuditImages
     from fedgsca.labels.review.session import Session
-    from fedgsca.labels.review.web_app import build_app
 
     images = AuditImages.open(opened_audit)
     session = Session(opened_audit, images, name, blind=blind, language=language, viewer=viewer)
@@ -170,7 +168,7 @@ def review(
             " the same command continues the review"
         )
 
-    serve_page(partial(build_app, session), port, announce)
+    serve_page(session, port, announce)
     progress = session.progress()
     print_line(
         f"\n{progress.num_priority_decisions} of {progress.num_priority} labels of the priority"

@@ -15,7 +15,7 @@ from fedgsca.support.text import plural
 
 if TYPE_CHECKING:
     from fedgsca.labels.audit_table import Audit
-    from fedgsca.labels.review.links import PersonalLink
+    from fedgsca.labels.review.people import PersonalLink
 
 _DEFAULT_DAYS = 14
 _MAX_DAYS = 180
@@ -83,9 +83,8 @@ def add_reviewer(
     as_json: Json = False,
 ) -> None:
     """Make a personal link. It is printed once and stored nowhere; an older one is revoked."""
-    from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook
+    from fedgsca.labels.review.people import ADJUDICATOR, READER, LinkBook, ReviewTrail
     from fedgsca.labels.review.serve import parse_address
-    from fedgsca.labels.review.trail import ReviewTrail
 
     if adjudicator and blind:
         raise ConfigError(
@@ -122,7 +121,7 @@ def add_reviewer(
 @group.command("list")
 def list_reviewers(audit: Folder, as_json: Json = False) -> None:
     """List the links, and how far every person is."""
-    from fedgsca.labels.review.links import LinkBook
+    from fedgsca.labels.review.people import LinkBook
 
     opened_audit = _read(audit)
     links = LinkBook(opened_audit.path).links
@@ -146,8 +145,7 @@ def list_reviewers(audit: Folder, as_json: Json = False) -> None:
 @group.command("revoke")
 def revoke_link(audit: Folder, name: Name, as_json: Json = False) -> None:
     """End a person's link at once, also in pages that are open. Decisions stay."""
-    from fedgsca.labels.review.links import LinkBook
-    from fedgsca.labels.review.trail import ReviewTrail
+    from fedgsca.labels.review.people import LinkBook, ReviewTrail
 
     opened_audit = _read(audit)
     links = LinkBook(opened_audit.path).revoke(name.strip())
@@ -163,7 +161,7 @@ def revoke_link(audit: Folder, name: Name, as_json: Json = False) -> None:
 @group.command("trail")
 def show_trail(audit: Folder, as_json: Json = False) -> None:
     """Check the audit trail and show its newest lines. The exit code is 1 if it was changed."""
-    from fedgsca.labels.review.trail import check_trail
+    from fedgsca.labels.review.people import check_trail
 
     check = check_trail(_read(audit).path)
     if as_json:
@@ -226,7 +224,7 @@ def _describe(link: PersonalLink) -> dict[str, Any]:
 def _describe_progress(audit: Audit, link: PersonalLink) -> dict[str, Any]:
     """How many labels the person has to decide about, and has; of readers only."""
     from fedgsca.labels.consensus import count_decided, required_labels
-    from fedgsca.labels.review.links import READER
+    from fedgsca.labels.review.people import READER
 
     decisions = audit.open_decisions()
     if link.role != READER:

@@ -173,7 +173,7 @@ class DataConfig(Section):
     )
     split: str | None = Field(
         default=None,
-        description="kvasir: fedgp, frame, video, official-0, official-1; odir: published, patient",
+        description="kvasir: fedgp, frame, video; odir: published, patient",
     )
     label: str | None = Field(
         default=None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,21 +23,21 @@ from fedgsca.data.image_files import (
     inspect_image,
     white_level,
 )
-from fedgsca.data.partition import split_rows
+from fedgsca.data.partition import choose_split
 from fedgsca.data.reader import ReaderOptions
-from fedgsca.data.table import ImageTable, check_table, fingerprint
+from fedgsca.data.table import ImageTable, check_table, with_fingerprint
 from fedgsca.errors import DataError
-from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
+from fedgsca.support.checked_labels import NO_ORIGINAL, mark_checked
 from fedgsca.support.console import activity
 from fedgsca.support.files import sha256_file
 from fedgsca.support.text import join_words, plural
 
+_FACTS = f"{VERSION} facts-2"  # names what is measured of a file
 DEFAULT_SIZE = 224  # what the ImageNet backbones expect
 _BLOCK = 64  # images decoded at a time: bounds the memory, keeps all cores busy
 
 
-@dataclass(frozen=True)
-class BadFile:
+class BadFile(NamedTuple):
     """A file that cannot be decoded, and why."""
 
     name: str
@@ -78,7 +78,7 @@ def read_file_list(file_list: FileList, options: ReaderOptions) -> ImageTable:
     images = decode_images(file_list, options.image_size, options.cache_dir)
     if images.bad_files and not options.skip_unreadable:
         raise unreadable_error(file_list, images.bad_files)
-    return build_table(file_list, images, options.seed, options.test_fraction)
+    return build_table(file_list, images, options)
 
 
 # ---- decoding ----
@@ -94,11 +94,11 @@ def decode_images(
     names = [row.file for row in file_list.rows]
     try:
         all_names = [*names, *file_list.undrawn_files]
-        all_measurements = measure_files(file_list.root, all_names, _measure, VERSION, cache_dir)
+        all_measurements = measure_files(file_list.root, all_names, _measure, _FACTS, cache_dir)
     except FileNotFoundError:  # a reader that does not check this, or a file deleted meanwhile
         raise _missing_error(file_list) from None
     measurements = all_measurements[: len(names)]
-    all_facts = [ImageFacts.from_json(measurement["facts"]) for measurement in all_measurements]
+    all_facts = [ImageFacts(**measurement["facts"]) for measurement in all_measurements]
     facts = all_facts[: len(names)]
     size = image_size or default_size(all_facts)
     peak = max((fact.peak for fact in all_facts), default=0)
@@ -110,12 +110,12 @@ def decode_images(
         bad_files: list[BadFile] = []
         patients: list[str] = []
         yield from _decode_blocks(file_list, names, size, white, bad_files, patients)
-        extra["bad"] = [[bad.name, bad.reason] for bad in bad_files]
+        extra["bad"] = bad_files
         if any(patients):
             extra["patients"] = number_patients(patients)
 
     entry = cached_rows(key, (size, size, 3), np.uint8, decode_rows, len(names), cache_dir)
-    bad_files = [BadFile(str(name), str(reason)) for name, reason in entry.extra["bad"]]
+    bad_files = [BadFile(*bad) for bad in entry.extra["bad"]]
     bad_names = {bad.name for bad in bad_files}
     return DecodedImages(
         entry,
@@ -174,10 +174,9 @@ def _is_inside(root: Path, file: str) -> bool:
 def _measure(path: Path) -> dict[str, Any]:
     """Checksum and header of one file, in the form that the measurements are stored in."""
     try:
-        return {"sha256": sha256_file(path), "facts": inspect_image(path).to_json()}
+        return {"sha256": sha256_file(path), "facts": asdict(inspect_image(path))}
     except OSError as error:  # no permission, failing disk: one unreadable image, not a crash
-        facts = ImageFacts(problem=error.strerror or str(error))
-        return {"sha256": "", "facts": facts.to_json()}
+        return {"sha256": "", "facts": {"problem": error.strerror or str(error)}}
 
 
 def _decode_blocks(
@@ -278,79 +277,74 @@ def unreadable_error(file_list: FileList, bad_files: list[BadFile]) -> DataError
 # ---- the table ----
 
 
-def build_table(
-    file_list: FileList, images: DecodedImages, seed: int, test_fraction: float
-) -> ImageTable:
+def build_table(file_list: FileList, images: DecodedImages, options: ReaderOptions) -> ImageTable:
     """Labels, groups, sites and splits around the decoded images.
 
-    Without a split column, `test_fraction` of the images become test images, drawn with `seed`.
+    Without a split column, a fraction of the images become test images, drawn with the seed.
     """
     rows = images.rows
     columns = file_list.columns
-    classes = file_list.classes or sort_classes([row.label for row in rows])
-    labels = _class_indices([row.label for row in rows], classes)
+    classes, labels = number_classes(file_list, rows)
     notes = [*file_list.notes, *images.notes]
     groups = _groups(file_list, images, notes)
-    if "split" in columns:
-        split = np.array([row.split for row in rows])
-    else:
-        source = str(file_list.root)
-        split = split_rows(labels, groups, test_fraction, seed, source=source)
-        if test_fraction > 0:
-            notes.append(split_note(split, groups, seed))
-    given = _class_indices([row.given for row in rows], classes) if "given" in columns else None
-    site = np.array([row.site for row in rows]) if "site" in columns else None
-    checked = _checked_labels(rows, classes)
-    notes += _table_notes(file_list, images)
-    notes += spelling_warnings(labels, classes)
-    entry = images.entry
-    return check_table(
-        ImageTable(
-            name=file_list.name or file_list.root.resolve().name,
-            images=entry.array,
-            labels=labels,
-            classes=classes,
-            split=split,
-            ids=np.array([row.name or row.file for row in rows]),
-            fingerprint=fingerprint(
-                entry.array, labels, classes, split, digest=entry.digest, checked=checked
-            ),
-            groups=groups,
-            site=site,
-            given=given,
-            has_drawn_split="split" not in columns,
-            group_word=file_list.group_word,
-            class_names=dict(file_list.class_names),
-            order=file_list.order,
-            image_digest=entry.digest,
-            notes=tuple(notes),
-            white=images.white,
-            checked=checked,
-        )
+    split, split_notes = choose_split(
+        list_column(file_list, rows, "split"),
+        labels,
+        groups,
+        options.test_fraction,
+        options.seed,
+        source=str(file_list.root),
     )
-
-
-def _class_indices(names: list[str], classes: tuple[str, ...]) -> np.ndarray:
-    """(n,) int64"""
+    notes += split_notes
     index = {name: i for i, name in enumerate(classes)}
-    return np.array([index[name] for name in names], dtype=np.int64)
-
-
-def _checked_labels(rows: list[ImageRow], classes: tuple[str, ...]) -> CheckedLabels | None:
-    """Which labels a person has checked; original labels that no image has any more are unknown."""
-    index = {name: i for i, name in enumerate(classes)}
-    original = [index.get(row.original, NO_ORIGINAL) for row in rows]
-    return mark_checked(np.array([row.checked for row in rows]), np.array(original))
-
-
-def _table_notes(file_list: FileList, images: DecodedImages) -> list[str]:
-    notes = []
+    given = None
+    if "given" in columns:
+        given = np.array([index[row.given] for row in rows], dtype=np.int64)
+    # original labels that no image has any more are unknown
+    original = np.array([index.get(row.original, NO_ORIGINAL) for row in rows])
     if images.bad_files:
         notes.append(
             f"{len(images.bad_files)} of {len(file_list.rows)} images cannot be read and are left "
             "out"
         )
-    return notes
+    notes += spelling_warnings(labels, classes)
+    table = ImageTable(
+        name=file_list.name or file_list.root.resolve().name,
+        images=images.entry.array,
+        labels=labels,
+        classes=classes,
+        split=split,
+        ids=np.array([row.name or row.file for row in rows]),
+        groups=groups,
+        site=list_column(file_list, rows, "site"),
+        given=given,
+        has_drawn_split="split" not in columns,
+        group_word=file_list.group_word,
+        class_names=dict(file_list.class_names),
+        order=file_list.order,
+        image_digest=images.entry.digest,
+        notes=tuple(notes),
+        white=images.white,
+        checked=mark_checked(np.array([row.checked for row in rows]), original),
+    )
+    return check_table(with_fingerprint(table))
+
+
+def number_classes(
+    file_list: FileList, rows: Sequence[ImageRow]
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """The classes of a list, and (n,) int64 their numbers as labels of the rows."""
+    names = [row.label for row in rows]
+    classes = file_list.classes or sort_classes(names)
+    index = {name: i for i, name in enumerate(classes)}
+    return classes, np.array([index[name] for name in names], dtype=np.int64)
+
+
+def list_column(file_list: FileList, rows: Sequence[ImageRow], name: str) -> np.ndarray | None:
+    """(n,) str: a column of the rows; None if the list does not have it."""
+    if name not in file_list.columns:
+        return None
+    return np.array([getattr(row, name) for row in rows])
 
 
 def spelling_warnings(labels: np.ndarray, classes: tuple[str, ...]) -> list[str]:
@@ -374,24 +368,18 @@ def spelling_warnings(labels: np.ndarray, classes: tuple[str, ...]) -> list[str]
     return texts
 
 
-def split_note(split: np.ndarray, groups: np.ndarray | None, seed: int) -> str:
-    """That test images were set aside, how many and how."""
-    grouping = "" if groups is None else ", whole groups together"
-    return (
-        f"no split column: {np.sum(split == 'test')} of {len(split)} images set aside as test set "
-        f"with seed {seed}, by class{grouping}"
-    )
+def listed_groups(file_list: FileList, rows: Sequence[ImageRow]) -> np.ndarray | None:
+    """(n,) the group column, where an image without a group is a group of its own; or None."""
+    if "group" not in file_list.columns:
+        return None
+    return np.array([row.group or row.file for row in rows])
 
 
 def _groups(file_list: FileList, images: DecodedImages, notes: list[str]) -> np.ndarray | None:
-    """(n,) the group column, else the patients of DICOM files; None if neither is present.
-
-    An image without a group or a patient is a group of its own.
-    """
-    if "group" in file_list.columns:
-        return np.array([row.group or row.file for row in images.rows])
-    if images.patients is None:
-        return None
+    """(n,) the group column, else the patients of DICOM files; None if neither is present."""
+    groups = listed_groups(file_list, images.rows)
+    if groups is not None or images.patients is None:
+        return groups
     if len(set(images.patients)) == 1:  # "ANONYMOUS" everywhere does not tell patients apart
         notes.append("all DICOM files name the same patient; the name is not used as a group")
         return None
@@ -399,10 +387,10 @@ def _groups(file_list: FileList, images: DecodedImages, notes: list[str]) -> np.
     notes.append(
         f"grouped by the patient id in the DICOM files: {plural(patient_count, 'patient')}"
     )
-    groups = []
+    names = []
     for row, patient in zip(images.rows, images.patients, strict=True):
-        groups.append(row.file if patient < 0 else f"patient {patient}")
-    return np.array(groups)
+        names.append(row.file if patient < 0 else f"patient {patient}")
+    return np.array(names)
 
 
 def sort_classes(labels: list[str]) -> tuple[str, ...]:

@@ -68,27 +68,30 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class CacheManifest:
-    """The JSON file of an entry. `header`, `digest` and `sample` are sha256 checksums."""
+    """The JSON file of an entry. `digest` and `sample` are sha256 checksums."""
 
     key: str
     array: str  # name of the array file in the same folder
     bytes: int  # its size
-    start: int  # where the data begins, behind the header
-    header: str
-    digest: str  # of all data
-    sample: str  # of 32 blocks spread over the data
+    digest: str  # of all data, without the header
+    sample: str  # of 32 blocks spread over the file
     extra: Extra
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What an entry must be, and how to write it."""
+    """What an entry must be, and where its rows come from."""
 
     key: str
-    shape: tuple[int | None, ...]  # None: any length
+    row_shape: Shape
     dtype: np.dtype[Any]
-    size: int  # upper bound in bytes
-    write: Callable[[Path], Extra]
+    rows: Callable[[Extra], Iterable[np.ndarray]]
+    at_most: int
+
+    @property
+    def size(self) -> int:
+        """An upper bound in bytes."""
+        return self.at_most * math.prod(self.row_shape) * self.dtype.itemsize
 
 
 def cache_folder(cache_dir: Path | None = None) -> Path:
@@ -110,25 +113,17 @@ def cached_array(
 ) -> np.ndarray:
     """The array of this key: opened if a sound one is in the cache, otherwise filled by `fill`.
 
-    `fill` receives an array of this shape and dtype and writes into it. The key must name
-    everything the content depends on: the version of the code, its parameters, a fingerprint of
-    its input.
+    `fill` receives an array of this shape and dtype, in memory, and writes into it. The key must
+    name everything the content depends on: the version of the code, its parameters, a fingerprint
+    of its input.
     """
-    dtype = np.dtype(dtype)
-    if math.prod(shape) == 0:  # nothing to map
-        empty = np.empty(shape, dtype)
-        empty.setflags(write=False)
-        return empty
 
-    def write(path: Path) -> Extra:
-        _reserve(path, shape, dtype)
-        array = np.load(path, mmap_mode="r+")
+    def rows(extra: Extra) -> Iterable[np.ndarray]:
+        array = np.empty(shape, dtype)
         fill(array)
-        array.flush()
-        return {}
+        return [array]
 
-    size = math.prod(shape) * dtype.itemsize
-    return _fetch(_Recipe(key, shape, dtype, size, write), cache_dir).array
+    return cached_rows(key, shape[1:], dtype, rows, shape[0], cache_dir).array
 
 
 def cached_rows(
@@ -145,29 +140,35 @@ def cached_rows(
     `rows` receives a dict for JSON values that are stored with the array and come back as
     `CacheEntry.extra`.
     """
-    dtype = np.dtype(dtype)
-
-    def write(path: Path) -> Extra:
-        extra: Extra = {}
-        count = 0
-        with open(path, "wb", opener=open_private) as handle:
-            start = handle.write(_header((at_most, *row_shape), dtype))
-            for block in rows(extra):
-                if block.shape[1:] != row_shape or block.dtype != dtype:
-                    raise ValueError(
-                        f"a block of {block.shape} {block.dtype} for rows of {row_shape} {dtype}"
-                    )
-                handle.write(np.ascontiguousarray(block).data)
-                count += len(block)
-            header = _header((count, *row_shape), dtype)
-            if len(header) != start:  # numpy pads headers so that the first axis may shrink
-                raise ValueError("the array header changed its length")
-            handle.seek(0)
-            handle.write(header)
-        return extra
-
-    size = at_most * math.prod(row_shape) * dtype.itemsize
-    return _fetch(_Recipe(key, (None, *row_shape), dtype, size, write), cache_dir)
+    recipe = _Recipe(key, row_shape, np.dtype(dtype), rows, at_most)
+    folder = cache_folder(cache_dir)
+    manifest = _manifest_path(key, cache_dir)
+    notes: tuple[str, ...] = ()
+    if recipe.size == 0:  # nothing to map
+        empty = np.empty((at_most, *row_shape), dtype)
+        empty.setflags(write=False)
+        return CacheEntry(empty, "")
+    try:
+        entry = _open(manifest, recipe)
+        if entry is not None:
+            return entry
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as damage:
+        notes = (f"a cached array in {folder} was damaged ({damage}) and has been rebuilt",)
+        log.warning(notes[0])
+    try:
+        make_folders(folder)
+        _sweep(folder)
+        _build(manifest, recipe)
+    except OSError as error:
+        raise _cache_error(error, folder, recipe.size) from error
+    entry = _open(manifest, recipe)
+    if entry is None:
+        raise DataError(
+            "data.cache-entry-removed",
+            f"the cache entry that was just written to {folder} was removed by another program",
+            fix="keep other programs out of that folder, or set FEDGSCA_CACHE to another one",
+        )
+    return replace(entry, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -207,34 +208,6 @@ def _manifest_path(key: str, cache_dir: Path | None) -> Path:
     return cache_folder(cache_dir) / f"{name}.json"
 
 
-def _fetch(recipe: _Recipe, cache_dir: Path | None) -> CacheEntry:
-    """Open the entry; build it if it is absent or damaged."""
-    folder = cache_folder(cache_dir)
-    manifest = _manifest_path(recipe.key, cache_dir)
-    notes: tuple[str, ...] = ()
-    try:
-        entry = _open(manifest, recipe)
-        if entry is not None:
-            return entry
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as damage:
-        notes = (f"a cached array in {folder} was damaged ({damage}) and has been rebuilt",)
-        log.warning(notes[0])
-    try:
-        make_folders(folder)
-        _sweep(folder)
-        _build(manifest, recipe)
-    except OSError as error:
-        raise _cache_error(error, folder, recipe.size) from error
-    entry = _open(manifest, recipe)
-    if entry is None:
-        raise DataError(
-            "data.cache-entry-removed",
-            f"the cache entry that was just written to {folder} was removed by another program",
-            fix="keep other programs out of that folder, or set FEDGSCA_CACHE to another one",
-        )
-    return replace(entry, notes=notes)
-
-
 def _build(path: Path, recipe: _Recipe) -> None:
     """Write the array, then its manifest at `path`."""
     folder = path.parent
@@ -243,19 +216,14 @@ def _build(path: Path, recipe: _Recipe) -> None:
         raise _disk_full(folder, recipe.size, free)
     temporary = temporary_path(folder / f"{path.stem}.npy")
     try:
-        extra = recipe.write(temporary)
-        with open(temporary, "rb") as handle:
-            os.fsync(handle.fileno())
-        start = _data_start(temporary)
-        digest = _digest(temporary, start)
+        extra = _write_rows(temporary, recipe)
+        digest = _digest(temporary)
         manifest = CacheManifest(
             key=recipe.key,
             array=f"{path.stem}-{digest[:16]}.npy",
             bytes=temporary.stat().st_size,
-            start=start,
-            header=hashlib.sha256(_head(temporary, start)).hexdigest(),
             digest=digest,
-            sample=_sample(temporary, start),
+            sample=_sample(temporary),
             extra=extra,
         )
         os.replace(temporary, folder / manifest.array)
@@ -266,6 +234,29 @@ def _build(path: Path, recipe: _Recipe) -> None:
     write_atomic(path, json.dumps(asdict(manifest), indent=1).encode())
 
 
+def _write_rows(path: Path, recipe: _Recipe) -> Extra:
+    extra: Extra = {}
+    count = 0
+    row_shape, dtype = recipe.row_shape, recipe.dtype
+    with open(path, "wb", opener=open_private) as handle:
+        start = handle.write(_header((recipe.at_most, *row_shape), dtype))
+        for block in recipe.rows(extra):
+            if block.shape[1:] != row_shape or block.dtype != dtype:
+                raise ValueError(
+                    f"a block of {block.shape} {block.dtype} for rows of {row_shape} {dtype}"
+                )
+            handle.write(np.ascontiguousarray(block).data)
+            count += len(block)
+        header = _header((count, *row_shape), dtype)
+        if len(header) != start:  # numpy pads headers so that the first axis may shrink
+            raise ValueError("the array header changed its length")
+        handle.seek(0)
+        handle.write(header)
+        handle.flush()
+        os.fsync(handle.fileno())
+    return extra
+
+
 def _open(path: Path, recipe: _Recipe) -> CacheEntry | None:
     """The entry of a manifest, None if there is none; an exception says what is damaged."""
     if not path.exists():
@@ -274,33 +265,18 @@ def _open(path: Path, recipe: _Recipe) -> CacheEntry | None:
     if manifest.key != recipe.key:
         raise ValueError("the manifest belongs to another key")
     array_path = path.with_name(manifest.array)
-    _check_array_file(array_path, manifest)
-    array = np.load(array_path, mmap_mode="r", allow_pickle=False)
-    if not _shape_fits(array.shape, recipe.shape) or array.dtype != recipe.dtype:
-        raise ValueError(f"it holds {array.shape} {array.dtype}")
-    return CacheEntry(array, manifest.digest, manifest.extra)
-
-
-def _check_array_file(path: Path, manifest: CacheManifest) -> None:
-    """Raise ValueError if the file is not the one that the manifest describes."""
-    size = path.stat().st_size
-    start = int(manifest.start)
+    size = array_path.stat().st_size
     if size != manifest.bytes:
         raise ValueError(f"{size} bytes instead of {manifest.bytes}")
-    if hashlib.sha256(_head(path, start)).hexdigest() != manifest.header:
-        raise ValueError("the header was altered")
+    is_sound = _sample(array_path) == manifest.sample
     if size <= _FULL_CHECK_LIMIT:
-        is_sound = _digest(path, start) == manifest.digest
-    else:
-        is_sound = _sample(path, start) == manifest.sample
+        is_sound = is_sound and _digest(array_path) == manifest.digest
     if not is_sound:
         raise ValueError("the checksum does not match")
-
-
-def _shape_fits(shape: Shape, pattern: tuple[int | None, ...]) -> bool:
-    if len(shape) != len(pattern):
-        return False
-    return all(length in (None, size) for length, size in zip(pattern, shape, strict=True))
+    array = np.load(array_path, mmap_mode="r", allow_pickle=False)
+    if array.shape[1:] != recipe.row_shape or array.dtype != recipe.dtype:
+        raise ValueError(f"it holds {array.shape} {array.dtype}")
+    return CacheEntry(array, manifest.digest, manifest.extra)
 
 
 def _header(shape: Shape, dtype: np.dtype[Any]) -> bytes:
@@ -313,52 +289,22 @@ def _header(shape: Shape, dtype: np.dtype[Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _reserve(path: Path, shape: Shape, dtype: np.dtype[Any]) -> None:
-    """Write an array file with all its blocks allocated.
-
-    A full disk must raise here, because in a memory map it kills the process.
-    """
-    header = _header(shape, dtype)
-    size = math.prod(shape) * dtype.itemsize
-    with open(path, "wb", opener=open_private) as handle:
-        handle.write(header)
-        handle.flush()
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle.fileno(), 0, len(header) + size)
-            return
-        zeros = bytes(_BLOCK)
-        for offset in range(0, size, _BLOCK):
-            handle.write(zeros[: min(_BLOCK, size - offset)])
-
-
-def _data_start(path: Path) -> int:
+def _digest(path: Path) -> str:
     with open(path, "rb") as handle:
         np.lib.format.read_magic(handle)
         np.lib.format.read_array_header_1_0(handle)
-        return handle.tell()
-
-
-def _head(path: Path, start: int) -> bytes:
-    with open(path, "rb") as handle:
-        return handle.read(start)
-
-
-def _digest(path: Path, start: int) -> str:
-    with open(path, "rb") as handle:
-        handle.seek(start)
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _sample(path: Path, start: int) -> str:
+def _sample(path: Path) -> str:
     """Checksum of 32 blocks spread evenly, first and last included.
 
     It notices lost tails and holes without reading gigabytes.
     """
-    last = max(start, path.stat().st_size - _BLOCK)
-    offsets = {start + (last - start) * i // 31 for i in range(32)}
+    last = max(0, path.stat().st_size - _BLOCK)
     result = hashlib.sha256()
     with open(path, "rb") as handle:
-        for offset in sorted(offsets):
+        for offset in sorted({last * i // 31 for i in range(32)}):
             handle.seek(offset)
             result.update(handle.read(_BLOCK))
     return result.hexdigest()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from fedgsca.data.build_table import (
     spelling_warnings,
     unreadable_error,
 )
-from fedgsca.data.duplicates import CopyFinding, duplicate_warnings, find_copies
+from fedgsca.data.duplicates import CopyFinding, copy_warnings, find_copies
 from fedgsca.data.file_list import FileList, FolderCount, shorten
 from fedgsca.data.load import complete_table, find_reader, read_table
 from fedgsca.data.partition import leakage_warnings
@@ -50,16 +51,8 @@ class SourceProblem:
 
 
 @dataclass(frozen=True)
-class ListDigest:
-    """A csv, xlsx or json file that was read."""
-
-    file: str
-    sha256: str
-
-
-@dataclass(frozen=True)
 class SourceReport:
-    """The result of a check; `ok` means that a run would start."""
+    """The result of a check; its fields are the keys of `fedgsca data check --json`."""
 
     source: str
     name: str = ""
@@ -68,29 +61,29 @@ class SourceReport:
     # (height, width, channels) as trained on
     shape: tuple[int, ...] = ()
     # ("2592x1728", 6311): sizes of the files, most frequent first
-    file_sizes: tuple[tuple[str, int], ...] = ()
+    stored: tuple[tuple[str, int], ...] = ()
     groups: int | None = None
     group_word: str = "group"
     # site -> images
     sites: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str = ""
     # labels that a person has checked
-    num_checked: int = 0
+    checked: int = 0
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     problems: tuple[SourceProblem, ...] = ()
-    bad_files: tuple[BadFile, ...] = ()
+    # files that cannot be read
+    bad: tuple[BadFile, ...] = ()
     # the folders of a published data set
-    folders: tuple[FolderCount, ...] = ()
-    lists: tuple[ListDigest, ...] = ()
-    # over file, label, split and site of every image, to compare two copies of a data set
-    list_sha256: str = ""
-    published_counts: Counts = field(default_factory=dict)
+    tree: tuple[FolderCount, ...] = ()
+    # name and sha256 of the csv, xlsx or json files that were read
+    lists: tuple[tuple[str, str], ...] = ()
+    published: Counts = field(default_factory=dict)
     published_sites: Mapping[str, int] = field(default_factory=dict)
     # identical images, near-duplicates, and groups in several splits
     copies: tuple[CopyFinding, ...] = ()
-    # what --save has written
-    saved_files: tuple[Path, ...] = ()
+    # files that --save has written
+    saved: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -99,77 +92,30 @@ class SourceReport:
 
     def to_json(self) -> dict[str, object]:
         """The report as `fedgsca data check --json` prints it."""
-        folders = []
-        for folder in self.folders:
-            folders.append(
-                {
-                    "folder": folder.folder,
-                    "images": folder.images,
-                    "published": folder.published_images,
-                }
-            )
-        return {
-            "ok": self.ok,
-            "source": self.source,
-            "name": self.name,
-            "classes": self.classes,
-            "counts": self.counts,
-            "shape": self.shape,
-            "stored": self.file_sizes,
-            "groups": self.groups,
-            "group_word": self.group_word,
-            "sites": self.sites,
-            "fingerprint": self.fingerprint,
-            "checked": self.num_checked,
-            "notes": self.notes,
-            "warnings": self.warnings,
-            "problems": [asdict(problem) for problem in self.problems],
-            "bad": [[bad.name, bad.reason] for bad in self.bad_files],
-            "tree": folders,
-            "lists": [[digest.file, digest.sha256] for digest in self.lists],
-            "list_sha256": self.list_sha256,
-            "published": self.published_counts,
-            "published_sites": self.published_sites,
-            "copies": [asdict(finding) for finding in self.copies],
-            "saved": [str(path) for path in self.saved_files],
-        }
+        return {"ok": self.ok, **asdict(self)}
 
 
 def check_source(
     source: str,
     *,
-    image_size: int | None = None,
-    seed: int = 0,
-    test_fraction: float = 0.2,
-    cache_dir: Path | None = None,
     labels: Path | None = None,
-    split: str | None = None,
-    label: str | None = None,
-    splits: Path | None = None,
     fast: bool = False,
     save: Path | None = None,
+    **options: Any,
 ) -> SourceReport:
-    """Check a complete source; the parameters are those of `fedgsca.data.load.load`.
+    """Check a complete source; `labels` and `options` are those of `fedgsca.data.load.load`.
 
     Problems of the data are collected, never raised; warnings do not stop a run. `fast` decodes no
     image: files must exist, but may be damaged. `save` is a folder for copies.csv and copies.png.
     """
-    options = ReaderOptions(
-        image_size=image_size,
-        seed=seed,
-        cache_dir=cache_dir,
-        test_fraction=test_fraction,
-        split=split,
-        label=label,
-        splits=splits,
-    )
     try:
+        reader_options = ReaderOptions(**options)
         reader, location = find_reader(source)
-        reader.check_options(options)
+        reader.check_options(reader_options)
         if reader.list_images is not None:
             root = Path(location).expanduser()
-            return _check_file_list(source, reader, root, options, labels, fast, save)
-        table = complete_table(read_table(reader, location, options), labels)
+            return _check_file_list(source, reader, root, reader_options, labels, fast, save)
+        table = complete_table(read_table(reader, location, reader_options), labels)
         return _describe_table(source, table, save=save)
     except FedgscaError as error:
         return SourceReport(source, problems=(_problem(error),))
@@ -211,13 +157,13 @@ def _check_file_list(
         else:
             images = decode_images(usable, options.image_size, options.cache_dir)
         try:
-            table = build_table(usable, images, options.seed, options.test_fraction)
+            table = build_table(usable, images, options)
             report = _describe_table(source, complete_table(table, labels), fast, save)
         except FedgscaError as error:
             problems.append(_problem(error))
         notes = report.notes + _window_notes(usable, images)
-        report = replace(report, file_sizes=_count_sizes(images), notes=notes)
-    report = replace(report, problems=tuple(problems), bad_files=tuple(bad_files))
+        report = replace(report, stored=_count_sizes(images), notes=notes)
+    report = replace(report, problems=tuple(problems), bad=tuple(bad_files))
     return _add_published(report, usable)
 
 
@@ -249,16 +195,12 @@ def _add_published(report: SourceReport, file_list: FileList) -> SourceReport:
     warnings = report.warnings
     if report.counts:
         warnings += tuple(published_warnings(file_list))
-    list_sha256 = ""
-    if not file_list.problems and (file_list.source_files or file_list.folders):
-        list_sha256 = file_list.sha256()
     return replace(
         report,
         warnings=warnings,
-        folders=tuple(file_list.folders),
-        lists=tuple(ListDigest(path.name, sha256_file(path)) for path in file_list.source_files),
-        list_sha256=list_sha256,
-        published_counts=file_list.published_counts,
+        tree=tuple(file_list.folders),
+        lists=tuple((path.name, sha256_file(path)) for path in file_list.source_files),
+        published=file_list.published_counts,
         published_sites=file_list.published_sites,
     )
 
@@ -270,36 +212,25 @@ def _describe_table(
     counts = _count_images(table)
     spelling = spelling_warnings(table.labels, table.classes)
     warnings = spelling + _class_warnings(counts) + leakage_warnings(table)
-    shape: tuple[int, ...] = ()
+    copies = [] if fast else find_copies(table)
     if not fast:
-        warnings += duplicate_warnings(table) + _flat_image_warnings(table)
-        shape = tuple(table.images.shape[1:])
-    copies: list[CopyFinding] = []
-    saved_files: list[Path] = []
-    if not fast:
-        copies = find_copies(table)
-        num_near = sum(finding.kind == "near-duplicate" for finding in copies)
-        if num_near:
-            warnings.append(
-                f"images that look the same but are not identical: {plural(num_near, 'set')}"
-            )
-        if save is not None:
-            saved_files = write_findings(copies, table, save)
+        warnings += copy_warnings(copies) + _flat_image_warnings(table)
+    files = write_findings(copies, table, save) if save is not None and not fast else []
     return SourceReport(
         source=source,
         name=table.name,
         classes=table.classes,
         counts=counts,
-        shape=shape,
+        shape=() if fast else tuple(table.images.shape[1:]),
         groups=None if table.groups is None else len(np.unique(table.groups)),
         group_word=table.group_word,
         sites=_count_sites(table),
         fingerprint="" if fast else table.fingerprint,
-        num_checked=0 if table.checked is None else table.checked.count,
+        checked=0 if table.checked is None else table.checked.count,
         notes=tuple(note for note in table.notes if note not in spelling),
         warnings=tuple(warnings),
         copies=tuple(copies),
-        saved_files=tuple(saved_files),
+        saved=tuple(map(str, files)),
     )
 
 

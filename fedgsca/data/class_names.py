@@ -21,95 +21,77 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, field_validator
 
-from fedgsca.data.table import ImageTable, fingerprint
+from fedgsca.data.table import ImageTable, with_fingerprint
 from fedgsca.errors import ClassListError, DataError
-from fedgsca.support.text import fold_name, one_line, plural, suggest
+from fedgsca.support.text import did_you_mean, fold_name, one_line, plural
 
 FILE = "names.toml"
 _MAX_CASES = 50  # names in one message: a person corrects them in one go
 
 
-@dataclass(frozen=True)
-class FolderNames:
+Word = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class FolderNames(BaseModel):
     """The content of names.toml: the own name -> the name to use, and the order of grades."""
 
-    classes: Mapping[str, str] = field(default_factory=dict)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    classes: dict[Word, Word] = {}
     # by folded name, see fold_name
-    columns: Mapping[str, str] = field(default_factory=dict)
-    order: tuple[str, ...] = ()
+    columns: dict[Word, Word] = {}
+    order: tuple[Word, ...] = ()
     # folded names of columns that stay in labels.csv and mean nothing here
-    ignore: frozenset[str] = frozenset()
+    ignore: frozenset[Word] = frozenset()
+
+    @field_validator("columns")
+    @classmethod
+    def _fold_columns(cls, columns: dict[str, str]) -> dict[str, str]:
+        return {fold_name(own_name): name for own_name, name in columns.items()}
+
+    @field_validator("ignore")
+    @classmethod
+    def _fold_ignore(cls, ignore: frozenset[str]) -> frozenset[str]:
+        return frozenset(map(fold_name, ignore))
 
 
 def read_folder_names(root: Path, columns: Sequence[str]) -> FolderNames:
     """names.toml of a folder; empty if it has none. `columns` are the columns of a labels.csv."""
     path = root / FILE
     try:
-        tree = tomllib.loads(path.read_text("utf-8"))
+        names = FolderNames.model_validate(tomllib.loads(path.read_text("utf-8")))
     except FileNotFoundError:
         return FolderNames()
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise DataError(
+            "data.invalid-names",
+            f"{path}: {place}: {problem['msg']}",
+            fix='write lines such as Gesund = "healthy" below [classes] and Datei = "file" below'
+            " [columns], and above them the lists order and ignore",
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             "data.invalid-names",
             f"{path} cannot be read: {error}",
             fix='write lines such as Gesund = "healthy" below [classes], in UTF-8',
         ) from None
-    order = _read_list(path, tree, "order", '["lowest grade", "next grade"]')
-    ignore = _read_list(path, tree, "ignore", '["Age", "Station"]')
-    unknown_tables = sorted(set(tree) - {"classes", "columns"})
-    if unknown_tables:
-        raise DataError(
-            "data.invalid-names",
-            f"{path} contains {', '.join(map(repr, unknown_tables))}, which means nothing there",
-            fix="use the tables [classes] and [columns], and above them order and ignore",
-        )
-    class_names = _read_pairs(path, tree.get("classes", {}))
-    column_names = {}
-    for own_name, name in _read_pairs(path, tree.get("columns", {})).items():
+    for own_name, name in names.columns.items():
         if name not in columns:
-            suggestion = suggest(name, columns)
-            hint = "" if suggestion is None else f"did you mean {suggestion}? "
             raise DataError(
                 "data.unknown-column-name",
                 f"{path} gives the column {own_name!r} the name {name!r}, which is not a column",
-                fix=f"{hint}use one of: {', '.join(columns)}",
+                fix=f"{did_you_mean(name, columns)}use one of: {', '.join(columns)}",
             )
-        column_names[fold_name(own_name)] = name
-    return FolderNames(class_names, column_names, order, frozenset(map(fold_name, ignore)))
-
-
-def _read_list(path: Path, tree: dict[str, object], key: str, example: str) -> tuple[str, ...]:
-    names = tree.pop(key, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(
-            "data.invalid-names",
-            f"{path}: {key} is not a list of names",
-            fix=f"write {key} = {example} above the tables",
-        )
-    return tuple(names)
-
-
-def _read_pairs(path: Path, tree: object) -> dict[str, str]:
-    pairs = dict(tree) if isinstance(tree, dict) else {}
-    for own_name, name in pairs.items():
-        if not isinstance(name, str) or not name.strip():
-            raise DataError(
-                "data.invalid-names",
-                f"{path}: the name for {own_name!r} is not a text",
-                fix=f'write {own_name} = "name"',
-            )
-    if not isinstance(tree, dict):
-        raise DataError(
-            "data.invalid-names",
-            f"{path}: [classes] and [columns] must be tables",
-            fix='write lines such as Gesund = "healthy" below [classes]',
-        )
-    return {own_name.strip(): name.strip() for own_name, name in pairs.items()}
+    return names
 
 
 def check_class_names(source: object, labels: Sequence[str], names: Mapping[str, str]) -> None:
@@ -122,13 +104,12 @@ def check_class_names(source: object, labels: Sequence[str], names: Mapping[str,
         return
     examples = ", ".join(one_line(repr(label), 80) for label in unmapped_labels[:_MAX_CASES])
     ellipsis = ", ..." if len(unmapped_labels) > _MAX_CASES else ""
-    suggestion = suggest(unmapped_labels[0], list(names))
-    hint = "" if suggestion is None else f"did you mean {suggestion!r}? "
     raise DataError(
         "data.unmapped-class",
         f"{source}: {plural(len(unmapped_labels), 'class', 'classes')} without a name in [classes]:"
         f" {examples}{ellipsis}",
-        fix=f"{hint}add a line for each of them to [classes], or correct the labels",
+        fix=f"{did_you_mean(unmapped_labels[0], names)}add a line for each of them to [classes],"
+        " or correct the labels",
     )
 
 
@@ -138,20 +119,12 @@ def rename_classes(table: ImageTable, names: Mapping[str, str]) -> ImageTable:
         return table
     check_class_names(table.name, table.classes, names)
     new_names = [names.get(name, name) for name in table.classes]
-    classes = tuple(dict.fromkeys(new_names))
-    index = np.array([classes.index(name) for name in new_names], np.int64)
-    labels = index[table.labels]
-    checked = None if table.checked is None else table.checked.renumber(index)
-    return replace(
+    table = replace(
         table,
-        labels=labels,
-        given=None if table.given is None else index[table.given],
-        classes=classes,
-        checked=checked,
         order=tuple(dict.fromkeys(names.get(name, name) for name in table.order)),
         class_names={**table.class_names, **names},
-        fingerprint=fingerprint(table.images, labels, classes, table.split, checked=checked),
     )
+    return _renumber(table, new_names, tuple(dict.fromkeys(new_names)))
 
 
 def order_classes(table: ImageTable, order: Sequence[str]) -> ImageTable:
@@ -181,11 +154,10 @@ def check_order(source: str, order: Sequence[str], classes: Sequence[str]) -> No
         return
     if unknown_names:
         problem = f"names {one_line(repr(unknown_names[0]), 80)}, which is not a class"
-        suggestion = suggest(unknown_names[0], list(classes))
+        hint = did_you_mean(unknown_names[0], classes)
     else:
         problem = "must name at least two classes, each of them once"
-        suggestion = None
-    hint = "" if suggestion is None else f"did you mean {suggestion!r}? "
+        hint = ""
     raise DataError(
         "data.class-order",
         f"{source}: the order of the classes {problem}",
@@ -215,26 +187,18 @@ def align_classes(table: ImageTable, classes: Sequence[str]) -> ImageTable:
         )
     if tuple(table.classes) == tuple(classes):
         return table
-    index = np.array([list(classes).index(name) for name in table.classes], np.int64)
-    labels = index[table.labels]
-    checked = None if table.checked is None else table.checked.renumber(index)
-    return replace(
+    return _renumber(table, table.classes, classes)
+
+
+def _renumber(table: ImageTable, names: Sequence[str], classes: Sequence[str]) -> ImageTable:
+    """The table with labels in the numbering of `classes`; `names` (C,) are those of its own."""
+    index = np.array([list(classes).index(name) for name in names], np.int64)
+    given, replaced_labels = table.given, table.replaced_labels
+    return with_fingerprint(
         table,
-        labels=labels,
-        given=_renumber(table.given, index),
-        replaced_labels=_renumber(table.replaced_labels, index),
+        labels=index[table.labels],
+        given=None if given is None else index[given],
+        replaced_labels=None if replaced_labels is None else index[replaced_labels],
         classes=tuple(classes),
-        checked=checked,
-        fingerprint=fingerprint(
-            table.images,
-            labels,
-            classes,
-            table.split,
-            features=table.features,
-            checked=checked,
-        ),
+        checked=None if table.checked is None else table.checked.renumber(index),
     )
-
-
-def _renumber(labels: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
-    return None if labels is None else index[labels]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,16 +16,16 @@ _MAX_NEAR = 20_000  # images that are compared pair by pair
 _MAX_BITS = 10  # of 256
 _MAX_MEAN = 4.0  # grey values
 _MIN_TEXTURE = 4.0  # standard deviation of grey values
+IDENTICAL, SIMILAR = "identical", "near-duplicate"  # kinds of findings
 _BLOCK = 512  # images that are compared with all others at a time
 
 
-def find_duplicates(table: ImageTable) -> list[np.ndarray]:
-    """Row numbers of every set of two or more identical images, or features without images."""
-    return _find_identical(table, np.arange(len(table)))
+def find_duplicates(table: ImageTable, rows: np.ndarray | None = None) -> list[np.ndarray]:
+    """Row numbers of every set of two or more identical images, or features without images.
 
-
-def _find_identical(table: ImageTable, rows: np.ndarray) -> list[np.ndarray]:
-    """Those among `rows` of the table."""
+    Among the `rows` (n,), or all.
+    """
+    rows = np.arange(len(table)) if rows is None else rows
     rows_by_digest: dict[bytes, list[int]] = {}
     for row, digest in zip(rows.tolist(), content_digests(table, rows), strict=True):
         rows_by_digest.setdefault(digest.tobytes(), []).append(row)
@@ -77,7 +77,7 @@ def find_contradictions(
     """
     positions = {row: position for position, row in enumerate(rows.tolist())}
     pairs: set[tuple[int, int]] = set()
-    for copies in _find_identical(table, rows):
+    for copies in find_duplicates(table, rows):
         pairs.update(itertools.combinations(sorted(positions[row] for row in copies.tolist()), 2))
     for row, similar in _similar_rows(table, rows):
         for copy in similar.tolist():
@@ -135,8 +135,8 @@ class CopyFinding:
 
 def find_copies(table: ImageTable) -> list[CopyFinding]:
     """Identical images, near-duplicates, and the images of groups in more than one split."""
-    findings = [_finding("identical", table, rows) for rows in find_duplicates(table)]
-    findings += [_finding("near-duplicate", table, rows) for rows in find_near_duplicates(table)]
+    findings = [_finding(IDENTICAL, table, rows) for rows in find_duplicates(table)]
+    findings += [_finding(SIMILAR, table, rows) for rows in find_near_duplicates(table)]
     if table.groups is not None:
         for group in np.unique(table.groups).tolist():
             rows = np.flatnonzero(table.groups == group)
@@ -153,17 +153,17 @@ def _finding(kind: str, table: ImageTable, rows: np.ndarray) -> CopyFinding:
     return CopyFinding(kind, tuple(images))
 
 
-def duplicate_warnings(table: ImageTable) -> list[str]:
-    """Warnings about identical images, as counts."""
-    duplicates = find_duplicates(table)
-    across_splits = [rows for rows in duplicates if len(np.unique(table.split[rows])) > 1]
-    across_labels = [rows for rows in duplicates if len(np.unique(table.labels[rows])) > 1]
+def copy_warnings(findings: Sequence[CopyFinding]) -> list[str]:
+    """Warnings about identical and near-identical images, as counts."""
+    identical = [finding.images for finding in findings if finding.kind == IDENTICAL]
+    across_splits = [images for images in identical if len({image.split for image in images}) > 1]
+    across_labels = [images for images in identical if len({image.label for image in images}) > 1]
     warnings = []
     if across_splits:
-        test_copies = sum(int(np.sum(table.split[rows] == "test")) for rows in across_splits)
+        splits = [image.split for image in itertools.chain.from_iterable(across_splits)]
         warnings.append(
             f"duplicate images across splits: {plural(len(across_splits), 'image')}, "
-            f"{plural(test_copies, 'copy', 'copies')} in the test set"
+            f"{plural(splits.count('test'), 'copy', 'copies')} in the test set"
         )
     if across_labels:
         copies = sum(map(len, across_labels))
@@ -171,7 +171,11 @@ def duplicate_warnings(table: ImageTable) -> list[str]:
             f"duplicate images with different labels: {plural(len(across_labels), 'image')}, "
             f"{plural(copies, 'copy', 'copies')} in total"
         )
-    within_split = len(duplicates) - len(across_splits)
+    within_split = len(identical) - len(across_splits)
     if within_split:
         warnings.append(f"duplicate images within one split: {plural(within_split, 'image')}")
+    num_similar = sum(finding.kind == SIMILAR for finding in findings)
+    if num_similar:
+        text = plural(num_similar, "set")
+        warnings.append(f"images that look the same but are not identical: {text}")
     return warnings

@@ -57,7 +57,7 @@ class FolderCount:
 
     folder: str
     images: int
-    published_images: int | None = None
+    published: int | None = None
 
 
 @dataclass
@@ -93,25 +93,25 @@ class FileList:
     # site -> training images
     published_sites: dict[str, int] = field(default_factory=dict)
 
-    def sha256(self) -> str:
-        """Names the list: file, labels, group, split and site of each image, ordered by file.
-
-        Folders that all files have in common do not count, so that two copies have the same name
-        whether the outer or the inner folder was given as the root.
-        """
-        num_common = len(_common_folders([row.file for row in self.rows]))
-        lines = []
-        for row in sorted(self.rows, key=lambda row: row.file):
-            file = "/".join(row.file.split("/")[num_common:])
-            cells = [file, row.label, row.given, row.group, row.split, row.site]
-            if row.checked:
-                cells += ["checked", row.original]
-            lines.append("\t".join(cells))
-        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
     def add_problem(self, problem: DataError) -> None:
         """Collect a problem; this is how a reader reports one."""
         self.problems.append(problem)
+
+    def report(
+        self,
+        code: str,
+        cases: Collection[str],
+        noun: str,
+        where: str,
+        *,
+        fix: str,
+        nouns: str | None = None,
+    ) -> None:
+        """Collect a problem of several cases, if there are any: how many, where, the first few."""
+        if cases:
+            count = plural(len(cases), noun, nouns)
+            message = f"{self.root}: {count} {where}: {show_cases(cases)}"
+            self.add_problem(DataError(code, message, fix=fix))
 
     def check_duplicates(self, lines: Sequence[int] | None = None) -> None:
         """Report files that occur in more than one row.
@@ -131,32 +131,20 @@ class FileList:
                 has_conflict |= not is_same
                 numbers = None if lines is None else [lines[position] for position in repeats]
                 cases.append(f"{shorten(name)} ({repeats_text(numbers, is_same)})")
-        if cases:
-            fix = "copy the published list again"
-            if lines is not None:
-                fix = repeats_fix(has_conflict)
-            self.add_problem(
-                DataError(
-                    "data.duplicate-file",
-                    f"{self.root}: {plural(len(cases), 'file')} listed more than once: "
-                    f"{show_cases(cases)}",
-                    fix=fix,
-                )
-            )
+        fix = "copy the published list again" if lines is None else repeats_fix(has_conflict)
+        self.report("data.duplicate-file", cases, "file", "listed more than once", fix=fix)
 
     def check_classes(self) -> None:
         """Report labels that are no names of classes: endless ones, or almost one per image."""
         names = {row.label for row in self.rows} | {row.given for row in self.rows} - {""}
         long_names = sorted(name for name in names if len(name) > MAX_CLASS_NAME)
-        if long_names:
-            self.add_problem(
-                DataError(
-                    "data.class-name-too-long",
-                    f"{self.root}: a label has {len(long_names[0]):,} characters, but the name of "
-                    f"a class has at most {MAX_CLASS_NAME}: {one_line(long_names[0], 60)}",
-                    fix="use short names; a quotation mark that is not closed joins many lines",
-                )
-            )
+        self.report(
+            "data.class-name-too-long",
+            [f"{one_line(name, 60)} ({len(name):,} characters)" for name in long_names],
+            "label",
+            f"longer than the name of a class may be, {MAX_CLASS_NAME} characters",
+            fix="use short names; a quotation mark that is not closed joins many lines",
+        )
         if len(names) > MAX_CLASSES:
             self.add_problem(
                 DataError(
@@ -184,16 +172,6 @@ class FileList:
     def without_root(self, message: str) -> str:
         """A message without the folder at its beginning, for a list of several messages."""
         return message.removeprefix(f"{self.root}: ")
-
-
-def _common_folders(files: list[str]) -> list[str]:
-    """The folders at the beginning of every path."""
-    common: list[str] = []
-    for parts in zip(*(file.split("/")[:-1] for file in files), strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return common
 
 
 def shorten(name: str) -> str:
@@ -293,24 +271,8 @@ def check_class_count(path: Path, labels: np.ndarray) -> None:
 _SETTLING_SECONDS = 2.0
 WORKERS = max(1, min(4, os.cpu_count() or 1))
 
-
-@dataclass(frozen=True)
-class FileStamp:
-    """What tells an unchanged file from a changed one, without reading it."""
-
-    size: int
-    modified_ns: int
-
-
-@dataclass(frozen=True)
-class FileMeasurement:
-    """The value measured for a file, and the state of the file at that time."""
-
-    stamp: FileStamp
-    value: Any  # whatever survives JSON
-
-
-Measurements = dict[str, FileMeasurement]
+# file -> its size and time of modification, in nanoseconds, and the value measured then
+Measurements = dict[str, tuple[list[int], Any]]
 
 
 def measure_files(
@@ -329,49 +291,30 @@ def measure_files(
     place = hashlib.sha256(f"{version} {root.resolve()}".encode()).hexdigest()[:32]
     path = cache_folder(cache_dir) / f"files-{place}.json"
     measurements = _read_measurements(path)
-    stamps = {name: _stamp(root / name) for name in names}
-    pending = []
+    pending = {}
     for name in dict.fromkeys(names):
-        if name not in measurements or measurements[name].stamp != stamps[name]:
-            pending.append(name)
+        status = (root / name).stat()
+        stamp = [status.st_size, status.st_mtime_ns]
+        if name not in measurements or measurements[name][0] != stamp:
+            pending[name] = stamp
     if pending:
-        now = time.time_ns()
+        latest = time.time_ns() - int(_SETTLING_SECONDS * 1e9)
         # hashing and decoding release the interpreter lock
         with ThreadPoolExecutor(WORKERS) as pool, activity("checking files", len(pending)) as tick:
             values = pool.map(lambda name: measure(root / name), pending, chunksize=8)
-            for name, value in zip(pending, values, strict=True):
-                measurements[name] = FileMeasurement(stamps[name], value)
+            for (name, stamp), value in zip(pending.items(), values, strict=True):
+                measurements[name] = (stamp, value)
                 tick(1)
-        _write_measurements(path, measurements, now)
-    return [measurements[name].value for name in names]
-
-
-def _stamp(path: Path) -> FileStamp:
-    status = path.stat()
-    return FileStamp(status.st_size, status.st_mtime_ns)
+        content = {name: entry for name, entry in measurements.items() if entry[0][1] < latest}
+        # the cache of arrays reports an unusable folder; here it only costs time
+        with contextlib.suppress(FedgscaError):
+            write_atomic(path, json.dumps(content).encode())
+    return [measurements[name][1] for name in names]
 
 
 def _read_measurements(path: Path) -> Measurements:
-    """The file holds {name: [[size, time], value]}; entries of another form are ignored."""
     try:
-        content = json.loads(path.read_bytes())
-        measurements = {}
-        for name, entry in content.items():
-            if len(entry) == 2 and len(entry[0]) == 2:
-                measurements[str(name)] = FileMeasurement(FileStamp(*entry[0]), entry[1])
-        return measurements
+        entries = json.loads(path.read_bytes()).items()
+        return {name: (stamp, value) for name, (stamp, value) in entries if len(stamp) == 2}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
-
-
-def _write_measurements(path: Path, measurements: Measurements, now: int) -> None:
-    """Store the measurements of files that have not been modified just now."""
-    latest = now - int(_SETTLING_SECONDS * 1e9)
-    content = {}
-    for name, measurement in measurements.items():
-        stamp = measurement.stamp
-        if stamp.modified_ns < latest:
-            content[name] = [[stamp.size, stamp.modified_ns], measurement.value]
-    # the cache of arrays reports an unusable folder; here it only costs time
-    with contextlib.suppress(FedgscaError):
-        write_atomic(path, json.dumps(content).encode())

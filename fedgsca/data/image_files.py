@@ -9,11 +9,11 @@ cropped. An image whose header claims an absurd size is refused before it is dec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -48,18 +48,6 @@ class ImageFacts:
     peak: int = 0  # largest value of a 16-bit grey image, 0 for all others
     problem: str = ""
     needs_stretching: bool = False  # DICOM without a window: the image's own range is used
-
-    def to_json(self) -> dict[str, Any]:
-        """The form in which measurements of files are stored."""
-        fields = asdict(self)
-        fields["stretched"] = fields.pop("needs_stretching")
-        return fields
-
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> ImageFacts:
-        """The inverse of to_json."""
-        fields = dict(fields)
-        return ImageFacts(needs_stretching=fields.pop("stretched"), **fields)
 
 
 class UnreadableImageError(Exception):

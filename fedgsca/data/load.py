@@ -9,86 +9,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedgsca.data.build_table import read_file_list, sort_classes, split_note
+from fedgsca.data.build_table import list_column, listed_groups, number_classes, read_file_list
 from fedgsca.data.class_names import order_classes, rename_classes
 from fedgsca.data.file_list import FileList
-from fedgsca.data.partition import split_rows
+from fedgsca.data.partition import choose_split
 from fedgsca.data.reader import Reader, ReaderOptions, available_readers
 from fedgsca.data.relabel import replace_labels
-from fedgsca.data.table import ImageTable, check_table, fingerprint
+from fedgsca.data.table import ImageTable, check_table, with_fingerprint
 from fedgsca.data.withdrawn import remaining_rows
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
 from fedgsca.support.text import plural, suggest
 
-SMALLEST_SIZE, LARGEST_SIZE = 8, 2048  # pixels
-
 
 def load(
     source: str,
     *,
-    image_size: int | None = None,
-    seed: int = 0,
     labels: Path | None = None,
-    cache_dir: Path | None = None,
-    train: int | None = None,
-    test: int | None = None,
-    long_tail: float | None = None,
-    difficulty: float | None = None,
-    test_fraction: float = 0.2,
-    skip_unreadable: bool = False,
-    split: str | None = None,
-    label: str | None = None,
-    splits: Path | str | None = None,
     need_test: bool = True,
     class_names: Mapping[str, str] | None = None,
     order: Sequence[str] = (),
+    **options: Any,
 ) -> ImageTable:
     """The table behind a source.
 
-    `train` and `test` are how many images to render (synthetic) or to draw, stratified and seeded,
-    from a larger set; `long_tail` then draws training images whose class sizes fall geometrically.
-    `difficulty` is for rendered images. `labels` is a csv of corrected training labels. `split`,
-    `label` and `splits` are for the published data sets: which split, which rule for the label, and
-    the folder of their lists. `need_test=False` accepts a source without test images: a hospital
-    that only trains. `class_names` gives classes of the source other names; `order` are grades.
+    `labels` is a csv of corrected training labels. `need_test=False` accepts a source without test
+    images: a hospital that only trains. `class_names` gives classes of the source other names;
+    `order` are grades. `options` are fields of `ReaderOptions`.
     """
-    if image_size is not None and not SMALLEST_SIZE <= image_size <= LARGEST_SIZE:
-        raise DataError(
-            "data.image-size",
-            f"the image size must be between {SMALLEST_SIZE} and {LARGEST_SIZE} pixels, "
-            f"got {image_size}",
-            fix="choose another data.image_size, such as 64 or 224",
-        )
-    if not 0 <= test_fraction < 1:
-        raise DataError(
-            "data.test-fraction",
-            f"the test fraction must be at least 0 and below 1, got {test_fraction}",
-            fix="choose a number such as 0.2",
-        )
-    options = ReaderOptions(
-        image_size=image_size,
-        seed=seed,
-        cache_dir=cache_dir,
-        train=train,
-        test=test,
-        long_tail=long_tail,
-        difficulty=difficulty,
-        test_fraction=test_fraction,
-        skip_unreadable=skip_unreadable,
-        split=split,
-        label=label,
-        splits=Path(splits).expanduser() if splits else None,
-    )
+    reader_options = ReaderOptions(**options)
     reader, location = find_reader(source)
-    reader.check_options(options)
-    is_part = any(limit is not None for limit in (train, test, long_tail)) or skip_unreadable
-    table = rename_classes(read_table(reader, location, options), class_names or {})
+    reader.check_options(reader_options)
+    table = rename_classes(read_table(reader, location, reader_options), class_names or {})
     table = order_classes(table, order)
-    return complete_table(table, labels, need_test, is_part=is_part)
+    return complete_table(table, labels, need_test, is_part=reader_options.is_part)
 
 
 def complete_table(
@@ -144,12 +102,6 @@ def read_table(reader: Reader, location: str, options: ReaderOptions) -> ImageTa
             note = f"{plural(len(table) - len(rows), 'image')} of withdrawn patients left out"
             table = take_rows(table, rows, (note,))
     return subsample(table, options)
-
-
-def read_any(reader: Reader, location: str) -> ImageTable:
-    """The table of a source that is no folder of images, with the images of all patients."""
-    assert reader.read is not None
-    return reader.read(location, ReaderOptions())
 
 
 def _unknown_source(source: str, path: Path) -> DataError:
@@ -233,42 +185,34 @@ def draw_before_decoding(file_list: FileList, options: ReaderOptions) -> FileLis
     None if that cannot be known from the list: patients in DICOM files, unreadable files that may
     be left out, or nothing to draw.
     """
-    limits = (options.train, options.test, options.long_tail)
-    if all(limit is None for limit in limits) or options.skip_unreadable:
-        return None
     rows = file_list.rows
-    columns = file_list.columns
-    has_dicom = any(Path(row.file).suffix.lower() not in _PLAIN_SUFFIXES for row in rows)
-    if file_list.problems or not rows or (has_dicom and "group" not in columns):
+    if not options.is_part or options.skip_unreadable or file_list.problems or not rows:
         return None
-    classes = file_list.classes or sort_classes([row.label for row in rows])
-    labels = np.array([classes.index(row.label) for row in rows], dtype=np.int64)
-    groups = None
-    if "group" in columns:
-        groups = np.array([row.group or row.file for row in rows])
-    notes = []
-    if "split" in columns:
-        split = np.array([row.split for row in rows])
-    else:
-        root = str(file_list.root)
-        split = split_rows(labels, groups, options.test_fraction, options.seed, source=root)
-        if options.test_fraction > 0:
-            notes.append(split_note(split, groups, options.seed))
+    groups = listed_groups(file_list, rows)
+    suffixes = {Path(row.file).suffix.lower() for row in rows}
+    if groups is None and not suffixes <= _PLAIN_SUFFIXES:
+        return None
+    classes, labels = number_classes(file_list, rows)
+    split, notes = choose_split(
+        list_column(file_list, rows, "split"),
+        labels,
+        groups,
+        options.test_fraction,
+        options.seed,
+        source=str(file_list.root),
+    )
     name = file_list.name or file_list.root.resolve().name
     selection, draw_notes = select_rows(name, labels, split, options)
     if not draw_notes:
         return None
     part = [replace(rows[row], split=str(split[row])) for row in selection]
-    is_drawn = np.isin(np.arange(len(rows)), selection)
-    undrawn_files = [
-        row.file for row, has_place in zip(rows, is_drawn, strict=True) if not has_place
-    ]
+    drawn_rows = set(selection.tolist())
     return replace(
         file_list,
         rows=part,
-        columns=tuple(dict.fromkeys((*columns, "split"))),
+        columns=tuple(dict.fromkeys((*file_list.columns, "split"))),
         classes=classes,
-        undrawn_files=tuple(undrawn_files),
+        undrawn_files=tuple(row.file for i, row in enumerate(rows) if i not in drawn_rows),
         notes=[*file_list.notes, *notes, *draw_notes],
     )
 
@@ -303,26 +247,18 @@ def draw_long_tail(
 
 def take_rows(table: ImageTable, rows: np.ndarray, notes: tuple[str, ...] = ()) -> ImageTable:
     """The table with only these rows, in their order. The images are copied into memory."""
-    images = np.asarray(table.images[rows])
-    labels = table.labels[rows]
-    split = table.split[rows]
-    features = _take(table.features, rows)
-    checked = None if table.checked is None else table.checked.part(rows)
-    return replace(
+    return with_fingerprint(
         table,
-        images=images,
-        labels=labels,
-        split=split,
+        images=np.asarray(table.images[rows]),
+        labels=table.labels[rows],
+        split=table.split[rows],
         ids=table.ids[rows],
         groups=_take(table.groups, rows),
         site=_take(table.site, rows),
         given=_take(table.given, rows),
         image_digest="",
-        features=features,
-        checked=checked,
-        fingerprint=fingerprint(
-            images, labels, table.classes, split, features=features, checked=checked
-        ),
+        features=_take(table.features, rows),
+        checked=None if table.checked is None else table.checked.part(rows),
         notes=table.notes + notes,
     )
 

@@ -303,6 +303,28 @@ def leakage_warnings(table: ImageTable) -> list[str]:
 # ---- test images ----
 
 
+def choose_split(
+    column: np.ndarray | None,
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+    fraction: float,
+    seed: int,
+    *,
+    source: str,
+) -> tuple[np.ndarray, list[str]]:
+    """(n,) the splits of the source's column, or test images set aside now, and a note on these."""
+    if column is not None:
+        return column, []
+    split = split_rows(labels, groups, fraction, seed, source=source)
+    if fraction == 0:
+        return split, []
+    grouping = "" if groups is None else ", whole groups together"
+    return split, [
+        f"no split column: {np.sum(split == 'test')} of {len(split)} images set aside as test set "
+        f"with seed {seed}, by class{grouping}"
+    ]
+
+
 def split_rows(
     labels: np.ndarray,
     groups: np.ndarray | None,

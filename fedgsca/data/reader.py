@@ -19,9 +19,11 @@ from pathlib import Path
 from fedgsca.data.file_list import FileList
 from fedgsca.data.table import ImageTable
 from fedgsca.data.withdrawn import drop_withdrawn
-from fedgsca.errors import ConfigError
+from fedgsca.errors import ConfigError, DataError
 from fedgsca.support.registry import Registry
 from fedgsca.support.text import did_you_mean
+
+SMALLEST_SIZE, LARGEST_SIZE = 8, 2048  # pixels
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,11 @@ class ReaderOptions:
     image_size: int | None = None
     seed: int = 0
     cache_dir: Path | None = None
-    # how many images to render or to draw; None: all
+    # how many images to render, or to draw from a larger set, stratified and seeded; None: all
     train: int | None = None
     test: int | None = None
-    # the most frequent class has this many times the training images of the rarest; None: as it is
+    # then class sizes fall geometrically: the most frequent class has this many times the training
+    # images of the rarest; None: as it is
     long_tail: float | None = None
     # of rendered images, 0 to 1
     difficulty: float | None = None
@@ -48,6 +51,28 @@ class ReaderOptions:
     label: str | None = None
     # the folder with the reader's lists, if it is not the root
     splits: Path | None = None
+
+    def __post_init__(self) -> None:
+        size = self.image_size
+        if size is not None and not SMALLEST_SIZE <= size <= LARGEST_SIZE:
+            raise DataError(
+                "data.image-size",
+                f"the image size must be between {SMALLEST_SIZE} and {LARGEST_SIZE} pixels, "
+                f"got {size}",
+                fix="choose another data.image_size, such as 64 or 224",
+            )
+        if not 0 <= self.test_fraction < 1:
+            raise DataError(
+                "data.test-fraction",
+                f"the test fraction must be at least 0 and below 1, got {self.test_fraction}",
+                fix="choose a number such as 0.2",
+            )
+
+    @property
+    def is_part(self) -> bool:
+        """Whether not all images of the source may be in the table."""
+        limits = (self.train, self.test, self.long_tail)
+        return self.skip_unreadable or any(limit is not None for limit in limits)
 
 
 @dataclass(frozen=True)

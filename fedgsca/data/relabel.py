@@ -1,4 +1,4 @@
-"""Corrected training labels from a csv, for a run after a review, and the log beside the file."""
+"""Labels from a csv: corrected ones after a review, with the log beside them, or given ones."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedgsca.data.file_list import repeats_fix, repeats_text, shorten, show_cases
-from fedgsca.data.table import ImageTable, fingerprint
+from fedgsca.data.table import ImageTable, with_fingerprint
 from fedgsca.data.withdrawn import WithdrawnList
-from fedgsca.errors import DataError
+from fedgsca.errors import ConfigError, ConfigProblem, DataError
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 from fedgsca.support.csv_table import LabelLine, read_label_lines, read_text, write_cells
 from fedgsca.support.files import open_atomic, sha256_file, write_atomic
 from fedgsca.support.text import plural
+
+# problems of a file of given labels that are printed
+_MAX_PROBLEMS = 5
 
 
 def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> ImageTable:
@@ -33,92 +36,107 @@ def replace_labels(table: ImageTable, path: Path, *, is_part: bool = False) -> I
     Labels may be written as in the source or as in the table, where these differ (names.toml).
     `is_part`: the table is a part of its source, so the file may also name other images.
     """
-    lines = _read_labels(path)
-    names = {}
-    for image_id, line in lines.items():
-        names[image_id] = table.class_names.get(line.label, line.label)
-    originals = {table.class_names.get(line.original, line.original) for line in lines.values()}
-    num_others = _check_labels(table, path, names, originals - {""}, is_part)
-    train = table.rows("train")
+    lines = _read_labels(table, path)
+    row_of = _row_numbers(table)
+    is_train = table.split == "train"
+    is_locked = ~is_train & (not table.has_drawn_split or table.given is not None)
+    _check_labels(table, path, lines, is_locked, is_part)
+    known_lines = {row_of[name]: line for name, line in lines.items() if name in row_of}
     labels = table.trained_on.copy()  # a reference beside the given labels does not change
-    for row in train:
-        labels[row] = class_index(names[str(table.ids[row])], table.classes)
-    change_count = int(np.sum(labels != table.trained_on))
-    note = (
-        f"training labels from {path.name}: {change_count} of {len(train)} differ from the source"
-    )
-    notes = (*table.notes, note)
-    num_unlocked = _replace_drawn(table, names, labels)
+    for row, line in known_lines.items():
+        if not is_locked[row]:
+            labels[row] = class_index(line.label, table.classes)
+    is_changed = labels != table.trained_on
+    num_changed = int(is_changed[is_train].sum())
+    text = f"{num_changed} of {is_train.sum()} differ from the source"
+    notes = [*table.notes, f"training labels from {path.name}: {text}"]
+    num_unlocked = int(is_changed.sum()) - num_changed
     if num_unlocked:
         text = plural(num_unlocked, "label of an image that was", "labels of images that were")
-        notes += (
+        notes.append(
             f"{text} set aside for testing changed, too: do not compare the scores with earlier"
-            " ones",
+            " ones"
         )
+    num_others = len(lines) - len(known_lines)
     if num_others:
-        notes += (f"{plural(num_others, 'line')} of {path.name} for images that are not used here",)
-    checked = _replace_checked(table, lines, labels)
-    table = replace(table, replaced_labels=table.trained_on, checked=checked, notes=notes)
-    if table.given is not None:
-        return replace(table, given=labels)
-    digest = fingerprint(
-        table.images,
-        labels,
-        table.classes,
-        table.split,
-        features=table.features,
-        checked=checked,
-    )
-    return replace(table, labels=labels, fingerprint=digest)
-
-
-def _replace_checked(
-    table: ImageTable, lines: Mapping[str, LabelLine], labels: np.ndarray
-) -> CheckedLabels | None:
-    """Which labels a person has checked: as the file says.
-
-    A file without the column says nothing: what the source says stays true of labels (n,) that did
-    not change.
-    """
+        text = plural(num_others, "line")
+        notes.append(f"{text} of {path.name} for images that are not used here")
+    # a file without the column says nothing: what the source says stays true of unchanged labels
     mask = np.zeros(len(table), bool)
     original = np.full(len(table), NO_ORIGINAL)
     if table.checked is not None:
-        mask = table.checked.mask & (labels == table.trained_on)
+        mask = table.checked.mask & ~is_changed
         original = table.checked.original.copy()
-    for row, image_id in enumerate(table.ids):
-        line = lines.get(str(image_id))
-        if line is not None and line.checked is not None:
-            mask[row] = line.checked
-            name = table.class_names.get(line.original, line.original)
-            index = class_index(name, table.classes)
-            original[row] = NO_ORIGINAL if index is None else index
-    return mark_checked(mask, original)
-
-
-def _replace_drawn(table: ImageTable, names: dict[str, str], labels: np.ndarray) -> int:
-    """Replace labels of test images that may change, in place; returns how many changed."""
-    if not _may_correct_all(table):
-        return 0
-    count = 0
-    for row in np.flatnonzero(table.split != "train"):
-        name = names.get(str(table.ids[row]))
-        if name is not None:
-            label = class_index(name, table.classes)
-            count += int(label != labels[row])
-            labels[row] = label
-    return count
-
-
-def _may_correct_all(table: ImageTable) -> bool:
-    """Whether the labels of test images are not locked."""
-    return table.has_drawn_split and table.given is None
-
-
-def _is_locked(table: ImageTable, row: int, name: str) -> bool:
-    """Whether the file would change the label of a val or test image."""
-    return bool(
-        table.split[row] != "train" and class_index(name, table.classes) != table.labels[row]
+    checked = _mark_lines(known_lines, table.classes, mask, original)
+    columns = {"labels": labels} if table.given is None else {"given": labels}
+    return with_fingerprint(
+        table,
+        replaced_labels=table.trained_on,
+        checked=checked,
+        notes=tuple(notes),
+        **columns,
     )
+
+
+def read_given(table: ImageTable, path: Path) -> tuple[np.ndarray, CheckedLabels | None]:
+    """(n,) given labels of a simulation from a csv; images that it does not name keep theirs.
+
+    Also the labels that a person has checked, by the columns checked and original.
+    """
+    try:
+        lines = _read_labels(table, path)
+    except DataError as error:
+        raise ConfigError(
+            "noise.unreadable-labels-file",
+            error.message,
+            fix=f"check the file given to noise.given: {error.fix}",
+        ) from None
+    row_of = _row_numbers(table)
+    given = table.labels.copy()
+    problems = []
+    for name, line in lines.items():
+        label = class_index(line.label, table.classes)
+        if name not in row_of:
+            message = f"line {line.line}: unknown image {name!r}"
+            problems.append(ConfigProblem("noise.unknown-image", message))
+        elif line.original and class_index(line.original, table.classes) is None:
+            message = f"line {line.line}: unknown class {line.original!r} in the column original"
+            problems.append(ConfigProblem("noise.unknown-class", message))
+        elif label is None:
+            message = f"line {line.line}: unknown class {line.label!r}"
+            problems.append(ConfigProblem("noise.unknown-class", message))
+        else:
+            given[row_of[name]] = label
+    if problems:
+        raise ConfigError(
+            "noise.invalid-labels-file",
+            f"{path} has {len(problems)} invalid line(s):",
+            fix="use the file and class names that `fedgsca data check` lists",
+            problems=problems[:_MAX_PROBLEMS],
+        )
+    mask = np.zeros(len(table), bool)
+    original = np.full(len(table), NO_ORIGINAL)
+    known_lines = {row_of[name]: line for name, line in lines.items()}
+    return given, _mark_lines(known_lines, table.classes, mask, original)
+
+
+def _row_numbers(table: ImageTable) -> dict[str, int]:
+    return {str(image_id): row for row, image_id in enumerate(table.ids)}
+
+
+def _mark_lines(
+    lines: Mapping[int, LabelLine],
+    classes: tuple[str, ...],
+    mask: np.ndarray,
+    original: np.ndarray,
+) -> CheckedLabels | None:
+    """What lines (by row) say about a check, written over the mask and the original labels (n,)."""
+    for row, line in lines.items():
+        if line.checked is not None:
+            mask[row] = line.checked
+            label = class_index(line.original, classes)
+            original[row] = NO_ORIGINAL if label is None else label
+    return mark_checked(mask, original)
 
 
 def class_index(value: str, classes: tuple[str, ...]) -> int | None:
@@ -130,65 +148,59 @@ def class_index(value: str, classes: tuple[str, ...]) -> int | None:
     return None
 
 
-def _read_labels(path: Path) -> dict[str, LabelLine]:
-    """Image id -> its line."""
-    labels: dict[str, LabelLine] = {}
-    lines: dict[str, list[int]] = {}
-    conflicts = set()
+def _read_labels(table: ImageTable, path: Path) -> dict[str, LabelLine]:
+    """Image id -> its line, with the names that the classes have in the table."""
+    lines: dict[str, list[LabelLine]] = {}
     for line in read_label_lines(path):
-        image_id = line.image_id
-        if labels.setdefault(image_id, line).label != line.label:
-            conflicts.add(image_id)
-        lines.setdefault(image_id, []).append(line.line)
+        lines.setdefault(line.image_id, []).append(line)
     cases = []
-    for image_id, numbers in lines.items():
-        if len(numbers) > 1:
-            text = repeats_text(numbers, image_id not in conflicts)
+    has_conflict = False
+    for image_id, repeats in lines.items():
+        if len(repeats) > 1:
+            is_same = len({line.label for line in repeats}) == 1
+            has_conflict |= not is_same
+            text = repeats_text([line.line for line in repeats], is_same)
             cases.append(f"{shorten(image_id)} ({text})")
     if cases:
         raise DataError(
             "data.duplicate-file",
             f"{path}: {plural(len(cases), 'image')} listed more than once: {show_cases(cases)}",
-            fix=repeats_fix(bool(conflicts)),
+            fix=repeats_fix(has_conflict),
         )
-    return labels
+    names = table.class_names
+    result = {}
+    for image_id, (line,) in lines.items():
+        label, original = names.get(line.label, line.label), names.get(line.original, line.original)
+        result[image_id] = line._replace(label=label, original=original)
+    return result
 
 
 def _check_labels(
-    table: ImageTable, path: Path, names: dict[str, str], originals: set[str], is_part: bool
-) -> int:
-    """All problems of the file at once: ids, classes, missing images, locked labels.
-
-    `originals` are labels before a check. Returns the number of lines for images that a part of a
-    data set does not have.
-    """
-    classes = table.classes
-    index = {str(image_id): row for row, image_id in enumerate(table.ids)}
-    cases: dict[str, list[str]] = {
-        "val or test images with another label (these labels are locked)": [],
-        "unknown ids": [],
-        "training images without a label": [],
-        "unknown classes": [],
-    }
-    locked_cases, id_cases, missing_cases, class_cases = cases.values()
-    has_locks = not _may_correct_all(table)
-    for image_id, name in names.items():
-        row = index.get(image_id)
-        if row is None:
-            id_cases.append(image_id)
-        elif has_locks and _is_locked(table, row, name):
+    table: ImageTable,
+    path: Path,
+    lines: Mapping[str, LabelLine],
+    is_locked: np.ndarray,
+    is_part: bool,
+) -> None:
+    """All problems of the file at once: ids, classes, missing images, locked labels (n,)."""
+    row_of = _row_numbers(table)
+    locked_cases = []
+    names = {line.original for line in lines.values()} - {""}
+    for image_id, line in lines.items():
+        row = row_of.get(image_id)
+        label = class_index(line.label, table.classes)
+        if row is not None and is_locked[row] and label != table.labels[row]:
             locked_cases.append(image_id)
-    for row in table.rows("train"):
-        if str(table.ids[row]) not in names:
-            missing_cases.append(str(table.ids[row]))
-    num_others = 0
-    if is_part:
-        num_others = len(id_cases)
-        id_cases.clear()
-        names = {image_id: name for image_id, name in names.items() if image_id in index}
-    for name in sorted(originals.union(names.values())):
-        if class_index(name, classes) is None:
-            class_cases.append(name)
+        if row is not None or not is_part:
+            names |= {line.label}
+    train_ids = [str(table.ids[row]) for row in table.rows("train")]
+    unknown = [name for name in names if class_index(name, table.classes) is None]
+    cases = {
+        "val or test images with another label (these labels are locked)": locked_cases,
+        "unknown ids": [] if is_part else [name for name in lines if name not in row_of],
+        "training images without a label": [name for name in train_ids if name not in lines],
+        "unknown classes": sorted(unknown),
+    }
     problems = []
     for title, examples in cases.items():
         if examples:
@@ -198,9 +210,8 @@ def _check_labels(
             "data.labels-do-not-fit",
             f"{path} does not fit {table.name}: {'; '.join(problems)}",
             fix=f"write one line for each of the {len(table.rows('train'))} training images, with "
-            f"one of the labels: {', '.join(classes)}",
+            f"one of the labels: {', '.join(table.classes)}",
         )
-    return num_others
 
 
 def remove_lines(path: Path, withdrawn: WithdrawnList) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from fedgsca.data.cache import Extra, cached_rows
-from fedgsca.data.table import ImageTable, fingerprint, images_digest
+from fedgsca.data.table import ImageTable, images_digest, with_fingerprint
 from fedgsca.errors import ConfigError
 from fedgsca.rng import stream
 from fedgsca.support.text import did_you_mean, one_line
@@ -228,19 +228,7 @@ def shift_images(
 
     shape = table.images.shape[1:]
     entry = cached_rows(identity.hexdigest(), shape, np.uint8, read_rows, len(table))
-    return replace(
-        table,
-        images=entry.array,
-        image_digest=entry.digest,
-        fingerprint=fingerprint(
-            entry.array,
-            table.labels,
-            table.classes,
-            table.split,
-            digest=entry.digest,
-            checked=table.checked,
-        ),
-    )
+    return with_fingerprint(table, images=entry.array, image_digest=entry.digest)
 
 
 def _site_numbers(table: ImageTable, labels: np.ndarray, parts: Parts, seed: int) -> np.ndarray:

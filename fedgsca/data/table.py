@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class ImageTable:
     # (n,) str: file name or "train/17"
     ids: np.ndarray
     # sha256 over images, labels, classes and split: names the data in a result
-    fingerprint: str
+    fingerprint: str = ""
     # (n,) str: patient, slide or video
     groups: np.ndarray | None = None
     # (n,) str: hospital, where the source states it
@@ -94,52 +95,24 @@ def empty_table(name: str, classes: Sequence[str], size: int) -> ImageTable:
     images = np.zeros((0, size, size, 3), np.uint8)
     labels = np.zeros(0, np.int64)
     words = np.zeros(0, "<U8")
-    digest = fingerprint(images, labels, classes, words)
-    return ImageTable(name, images, labels, tuple(classes), words, words, digest)
+    return with_fingerprint(ImageTable(name, images, labels, tuple(classes), words, words))
 
 
-def with_fingerprint(table: ImageTable) -> ImageTable:
-    """The table with the fingerprint of what is in it now."""
-    digest = fingerprint(
-        table.images,
-        table.labels,
-        table.classes,
-        table.split,
-        digest=table.image_digest or None,
-        features=table.features,
-        checked=table.checked,
-    )
-    return replace(table, fingerprint=digest)
+def with_fingerprint(table: ImageTable, **columns: Any) -> ImageTable:
+    """The table with other columns, and with the fingerprint of what it contains then.
 
-
-def fingerprint(
-    images: np.ndarray,
-    labels: np.ndarray,
-    classes: Sequence[str],
-    split: np.ndarray,
-    *,
-    digest: str | None = None,
-    features: np.ndarray | None = None,
-    checked: CheckedLabels | None = None,
-) -> str:
-    """The name of the data in a result: sha256 over images, labels, classes and split.
-
-    `digest` is the sha256 of the images' raw bytes, if the caller has it (the cache keeps it);
-    this saves reading them. `features` are the user's own, `checked` the labels that a person has
-    checked, if there are any.
+    The caller that changes `images` also says their `image_digest`; "": it is not known.
     """
-    if digest is None:
-        digest = images_digest(images)
-    parts = repr(
-        (tuple(images.shape), digest, tuple(map(str, classes)), np.asarray(split).tolist())
-    )
+    table = replace(table, **columns)
+    digest = table.image_digest or images_digest(table.images)
+    parts = repr((tuple(table.images.shape), digest, tuple(table.classes), table.split.tolist()))
     result = hashlib.sha256(parts.encode())
-    result.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
-    if features is not None:
-        result.update(f"{features.shape}|{images_digest(features)}".encode())
-    if checked is not None:
-        result.update(checked.to_bytes())
-    return result.hexdigest()
+    result.update(np.ascontiguousarray(table.labels, dtype="<i8").tobytes())
+    if table.features is not None:
+        result.update(f"{table.features.shape}|{images_digest(table.features)}".encode())
+    if table.checked is not None:
+        result.update(table.checked.to_bytes())
+    return replace(table, fingerprint=result.hexdigest())
 
 
 def images_digest(images: np.ndarray) -> str:

@@ -14,6 +14,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from fedgsca.data import dicom
@@ -21,7 +22,7 @@ from fedgsca.data.class_names import FILE as NAMES_FILE
 from fedgsca.data.file_list import list_files, normal_path
 from fedgsca.data.image_files import is_image
 from fedgsca.errors import DataError
-from fedgsca.support.csv_table import CsvTable, read_csv_table, read_xlsx_tables, render_csv
+from fedgsca.support.csv_table import read_csv_table, read_xlsx_tables, render_csv
 from fedgsca.support.files import FileBatch
 from fedgsca.support.text import fold_name, plural
 
@@ -140,7 +141,12 @@ def read_import(
     result = TableImport(root)
     rows: list[dict[str, str]] = []
     for path in paths:
-        for name, table in _read_table(path):
+        if path.suffix.lower() == ".xlsx":
+            tables_of_file = read_xlsx_tables(path)
+        else:
+            tables_of_file = [("", read_csv_table(path))]
+        for sheet, table in tables_of_file:
+            name = f"{path.name}/{sheet}" if sheet else path.name
             result.tables.append(f"{name} ({plural(len(table.rows), 'row')})")
             names = dict(zip(table.columns, table.header, strict=True))
             for own_name in table.header:
@@ -182,12 +188,6 @@ def _find_tables(root: Path) -> list[Path]:
     return paths
 
 
-def _read_table(path: Path) -> list[tuple[str, CsvTable]]:
-    if path.suffix.lower() == ".xlsx":
-        return [(f"{path.name}/{sheet}", table) for sheet, table in read_xlsx_tables(path)]
-    return [(path.name, read_csv_table(path))]
-
-
 # ---- images ----
 
 
@@ -201,38 +201,34 @@ class _ImageIndex:
         for name in self.files:
             for key in _path_keys(name):
                 self._by_key[key].append(name)
-        self._by_uid: dict[str, list[str]] | None = None
+
+    @cached_property
+    def _by_uid(self) -> dict[str, list[str]]:
+        files: dict[str, list[str]] = defaultdict(list)
+        for name in self.files:
+            for uid in dicom.read_uids(self.root / name).values():
+                files[uid].append(name)
+        return files
 
     def find(self, cell: str) -> tuple[list[str], str]:
         """The images that a cell means, and how they were found."""
         if _UID.fullmatch(cell):
-            return self._uids().get(cell, []), "by the UID of DICOM files"
+            return self._by_uid.get(cell, []), "by the UID of DICOM files"
         name = normal_path(cell)
         if name in self._by_key and self._by_key[name] == [name]:
             return [name], "as written"
-        for key in _path_keys(name):  # from the complete path to the name of the file
+        keys = _path_keys(name)  # from the complete path to the name of the file
+        for key in keys:
             if key in self._by_key:
-                files = self._by_key[key]
-                is_respelt = len(key) == len(_fold_path(name))
-                return files, "another spelling" if is_respelt else "below another folder or drive"
+                is_respelt = key == keys[0]
+                way = "another spelling" if is_respelt else "below another folder or drive"
+                return self._by_key[key], way
         return [], ""
-
-    def _uids(self) -> dict[str, list[str]]:
-        if self._by_uid is None:
-            self._by_uid = defaultdict(list)
-            for name in self.files:
-                for uid in dicom.read_uids(self.root / name).values():
-                    self._by_uid[uid].append(name)
-        return self._by_uid
-
-
-def _fold_path(name: str) -> str:
-    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _path_keys(name: str) -> list[str]:
     """The path in one spelling, then without its first folder or drive, down to the file's name."""
-    parts = _fold_path(name).split("/")
+    parts = unicodedata.normalize("NFC", name).casefold().split("/")
     return ["/".join(parts[i:]) for i in range(len(parts))]
 
 
@@ -246,19 +242,30 @@ def _guess_columns(
     columns: dict[str, str],
 ) -> dict[str, str]:
     """Own header -> our column: by its words, the file and the label also by their contents."""
+    sample = rows[:200]
+
+    def share_found(name: str) -> float:
+        count = sum(bool(row.get(name)) and bool(images.find(row[name])[0]) for row in sample)
+        return count / max(len(sample), 1)
+
+    def share_filled(name: str) -> float:
+        return sum(bool(row.get(name)) for row in sample)
+
     candidates: dict[str, list[str]] = defaultdict(list)
     for own_name in header:
         column = column_of(own_name)
         if column is not None and own_name not in columns:
             candidates[column].append(own_name)
-    sample = rows[:200]
     for column, names in candidates.items():
         if column not in columns.values():
-            columns[_best_column(column, names, sample, images)] = column
-    if "file" not in columns.values() or not _matches(sample, columns, images):
+            # of several headers that mean one column, the one that names images, or is filled
+            share = share_found if column == "file" else share_filled
+            columns[max(names, key=share)] = column
+    file_columns = [own_name for own_name, column in columns.items() if column == "file"]
+    if not file_columns or share_found(file_columns[0]) == 0:
         open_names = [name for name in header if columns.get(name) in (None, "file", "group")]
-        best = max(open_names, key=lambda name: _share_found(name, sample, images), default="")
-        if best and _share_found(best, sample, images) > 0:
+        best = max(open_names, key=share_found, default="")
+        if best and share_found(best) > 0:
             columns = {own_name: name for own_name, name in columns.items() if name != "file"}
             columns[best] = "file"
     if "label" not in columns.values():
@@ -275,27 +282,6 @@ def _guess_columns(
             fix=f"say which one it is: --column 'HEADER={absent[0]}'",
         )
     return columns
-
-
-def _best_column(
-    column: str, names: Sequence[str], rows: Sequence[Mapping[str, str]], images: _ImageIndex
-) -> str:
-    """Of several headers that mean one column, the one that is filled, or names images."""
-    if column == "file":
-        return max(names, key=lambda name: _share_found(name, rows, images))
-    return max(names, key=lambda name: sum(bool(row.get(name)) for row in rows))
-
-
-def _matches(
-    rows: Sequence[Mapping[str, str]], columns: Mapping[str, str], images: _ImageIndex
-) -> bool:
-    own_name = next(name for name, column in columns.items() if column == "file")
-    return _share_found(own_name, rows, images) > 0
-
-
-def _share_found(name: str, rows: Sequence[Mapping[str, str]], images: _ImageIndex) -> float:
-    count = sum(bool(row.get(name)) and bool(images.find(row[name])[0]) for row in rows)
-    return count / max(len(rows), 1)
 
 
 def _is_class_column(name: str, rows: Sequence[Mapping[str, str]]) -> bool:

@@ -40,7 +40,7 @@ class Reply:
     # simulations only: the quality of the site's decisions, measured against the true labels
     simulation_metrics: Mapping[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
-    # deployments only: the round in which the site's memory begins, see site_answers.py
+    # deployments only: the round in which the site's memory begins, see answers.py
     memory_since: int | None = None
     # deployments only: how many training images the site had when it connected
     declared_samples: int | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ def hold_out_validation(table: ImageTable, share: float) -> ImageTable:
     parts = split_rows(table.labels[train], groups, share, 0, source=table.name)
     split = np.array(table.split)
     split[train[parts == "test"]] = "val"
-    return with_fingerprint(replace(table, split=split))
+    return with_fingerprint(table, split=split)
 
 
 def read_source(
@@ -110,7 +109,7 @@ def read_source(
         skip_unreadable=data.skip_unreadable,
         split=data.split,
         label=data.label,
-        splits=data.splits,
+        splits=Path(data.splits).expanduser() if data.splits else None,
         seed=config.seed if seed is None else seed,
         labels=labels,
         train=train,

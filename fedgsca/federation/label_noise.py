@@ -16,12 +16,13 @@ from numpy.typing import ArrayLike
 from fedgsca.config import Config
 from fedgsca.data.cache import Extra, cached_array, cached_rows
 from fedgsca.data.load import load
+from fedgsca.data.relabel import read_given
 from fedgsca.data.table import ImageTable, images_digest, with_fingerprint
 from fedgsca.errors import ConfigError
 from fedgsca.federation.samples import frozen_features
 from fedgsca.noise import NO_CLASS, NoiseContext, SiteNoise, corrupt_site, parse_noise
 from fedgsca.noise import candidates as candidate_sets
-from fedgsca.noise.label_files import read_annotators, read_given, read_matrix
+from fedgsca.noise.transition import read_annotators, read_matrix
 from fedgsca.rng import stream
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels, mark_checked
 
@@ -68,7 +69,7 @@ def give_labels(config: Config, table: ImageTable, rows: Rows) -> GivenLabels:
                 fix="leave noise.spec at 0: the file has the labels as given",
             )
         path = Path(config.noise.given)
-        labels, checked = read_given(path, table.ids, table.classes, table.labels)
+        labels, checked = read_given(table, path)
         return replace(_recorded_labels(table, labels, rows), checked=checked)
     return _draw_labels(config, table, rows, noise)
 
@@ -80,7 +81,7 @@ def _draw_labels(
     likeness = context.likeness
     labels = {}
     for name, site_rows in rows.items():
-        if noise[name].replaces_images:  # see foreign_images.py
+        if noise[name].definition.replaces_images:  # see foreign_images.py
             labels[name] = table.labels[site_rows]
             continue
         groups = None
@@ -107,7 +108,7 @@ def make_context(
     noises = list(noises)
     notes = []
     candidates = matrix = annotators = likeness = None
-    if any(noise.needs_candidates for noise in noises):
+    if any(noise.definition.needs_candidates for noise in noises):
         candidates, origin = find_candidates(config, table)
         notes.append(f"classes that are easily mistaken for each other (noise C, U): {origin}")
     if config.noise.matrix:
@@ -327,7 +328,7 @@ def replace_images(
 
     Without open-set noise, everything is returned as it was.
     """
-    names = [name for name in rows if noise[name].replaces_images]
+    names = [name for name in rows if noise[name].definition.replaces_images]
     if not names:
         return table, rows, ()
     if table.features is not None:
@@ -431,20 +432,18 @@ def _append_images(
         original = np.concatenate([table.checked.original, np.full(len(names), NO_ORIGINAL)])
         checked = mark_checked(mask, original)
     return with_fingerprint(
-        replace(
-            table,
-            images=entry.array,
-            labels=np.concatenate([table.labels, no_class]),
-            split=np.concatenate([table.split, np.full(len(names), "train")]),
-            ids=np.concatenate([table.ids, np.array(names, dtype=str)]),
-            # every foreign image is a group of its own, and no hospital of the source has it
-            groups=_extend(table.groups, names),
-            site=_extend(table.site, [""] * len(names)),
-            replaced_labels=_extend(table.replaced_labels, no_class),
-            checked=checked,
-            image_digest=entry.digest,
-            source_table=table,
-        )
+        table,
+        images=entry.array,
+        labels=np.concatenate([table.labels, no_class]),
+        split=np.concatenate([table.split, np.full(len(names), "train")]),
+        ids=np.concatenate([table.ids, np.array(names, dtype=str)]),
+        # every foreign image is a group of its own, and no hospital of the source has it
+        groups=None if table.groups is None else np.concatenate([table.groups, names]),
+        site=None if table.site is None else np.concatenate([table.site, [""] * len(names)]),
+        replaced_labels=_extend(table.replaced_labels, no_class),
+        checked=checked,
+        image_digest=entry.digest,
+        source_table=table,
     )
 
 

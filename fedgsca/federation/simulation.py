@@ -217,7 +217,8 @@ def _recorded_table(config: Config, record: SampleRecord) -> tuple[ImageTable, n
     rows = rows[is_left]
     if len(rows) < len(table) or (np.diff(rows) < 1).any():
         table = take_rows(table, rows)
-    return with_fingerprint(replace(table, split=record.split[is_left])), is_left
+    split = record.split[is_left]
+    return with_fingerprint(table, split=split), is_left
 
 
 def check_divisions(configs: Iterable[Config]) -> None:
@@ -275,7 +276,8 @@ def _division_warnings(
             "the source names the hospital of each image; --partition column makes those the sites"
         )
     warnings += given.notes
-    if data.labels and any(site_noise.is_drawn for site_noise in given.noise.values()):
+    kinds = [site_noise.definition for site_noise in given.noise.values()]
+    if data.labels and any(not (kind.is_clean or kind.is_recorded) for kind in kinds):
         warnings.append(
             f"noise {config.noise.spec} is injected into the labels of {Path(data.labels).name}"
         )
@@ -305,7 +307,7 @@ def prepare(config: Config, only: str | None = None, *, folder: Path | None = No
 def prepare_remaining(config: Config, folder: Path) -> Experiment:
     """A run whose images are partly gone, before its folder follows them (changed_samples.py)."""
     kinds = parse_noise(config.noise.spec, len(sites_with_rows(folder)))
-    if config.data.shift != "none" or any(noise.replaces_images for noise in kinds):
+    if config.data.shift != "none" or any(noise.definition.replaces_images for noise in kinds):
         raise DataError(
             "withdraw.changed-images",
             f"{folder}: this simulation has changed or replaced its images (data.shift, open-set"

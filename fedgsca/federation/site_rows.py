@@ -15,7 +15,7 @@ import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -265,4 +265,4 @@ def keep_split(table: ImageTable, folder: Path | None, share: float, seed: int) 
         digest = hashlib.sha256(repr((seed, "split", unit)).encode()).digest()
         drawn_split = "test" if int.from_bytes(digest[:4], "big") < share * 2**32 else "train"
         split[row] = old_splits.get(unit, drawn_split)
-    return with_fingerprint(replace(table, split=split))
+    return with_fingerprint(table, split=split)

@@ -11,6 +11,7 @@ import datetime
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedgsca.errors import DataError, MissingExtraError
 
@@ -220,6 +221,18 @@ def read_node_key(data: bytes) -> NodeKey:
             " coordinator",
         )
     return NodeKey(key)
+
+
+def read_key_file(path: Path) -> NodeKey:
+    """The key in a SuperNode's file, or an error that says why it cannot be used."""
+    try:
+        return read_node_key(path.read_bytes())
+    except OSError as error:
+        raise DataError(
+            "deploy.unusable-key",
+            f"the key {path} cannot be read: {error.strerror}",
+            fix="take the file out of the kit again, or correct --key",
+        ) from None
 
 
 def public_pem(data: bytes) -> bytes | None:

@@ -1,27 +1,25 @@
 """The connection to the coordinator, step by step: address, port, certificate, clock, key.
 
-Also the result that every check has.
+Also what a check is: a function that returns what it has seen, or raises CheckError.
 
-The last step asks the SuperLink whether it knows the key, without activating a node. The check must
-run where the training cannot start yet, and needs Flower's message format only;
-tests/unit/test_deploy.py holds the request against the bytes and the endpoint of the version that
-the package pins.
+The last step asks the SuperLink whether it knows the key. tests/contract/test_superlink.py asks a
+real one.
 """
 
 from __future__ import annotations
 
 import base64
-import datetime
 import email.utils
 import http.client
-import json
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, ParamSpec
+
+from fedgsca.errors import FedgscaError
 
 TIMEOUT = 10.0  # seconds
 # Flower refuses a signature from more than 5 s in the future; the header Date has whole seconds.
@@ -32,9 +30,8 @@ MIN_DAYS_LEFT = 30
 _NOT_YET_VALID = 9
 _HAS_EXPIRED = 10
 _WRONG_NAME = (62, 64)
-
-
-CheckState = Literal["ok", "FAIL", "unknown", "skipped"]
+CheckState = Literal["ok", "FAIL", "unknown"]
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -56,124 +53,111 @@ class CheckResult:
         return {"what": self.topic, "state": self.state, "text": self.text, "fix": self.fix}
 
 
-def passed(topic: str, text: str) -> CheckResult:
-    """The check succeeded; `text` says what was found."""
-    return CheckResult(topic, "ok", text)
+class CheckError(Exception):
+    """The training would not work like this; or, `unknown`: a person has to look."""
+
+    def __init__(self, text: str, fix: str, state: CheckState = "FAIL") -> None:
+        super().__init__(text)
+        self.text = text
+        self.fix = fix
+        self.state = state
 
 
-def failed(topic: str, text: str, fix: str) -> CheckResult:
-    """The training would not work like this."""
-    return CheckResult(topic, "FAIL", text, fix)
-
-
-def undetermined(topic: str, text: str, fix: str) -> CheckResult:
-    """The check could not be made; `fix` says how a person can make it."""
-    return CheckResult(topic, "unknown", text, fix)
-
-
-def skipped(topic: str, text: str, fix: str) -> CheckResult:
-    """The check needs another one to pass first; `fix` says which."""
-    return CheckResult(topic, "skipped", text, fix)
+def check(topic: str, inspect: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> CheckResult:
+    """The result of one check; `inspect` returns what it has seen, or raises an error."""
+    try:
+        return CheckResult(topic, "ok", inspect(*args, **kwargs))
+    except CheckError as error:
+        return CheckResult(topic, error.state, error.text, error.fix)
+    except FedgscaError as error:
+        return CheckResult(topic, "FAIL", error.message, error.fix)
 
 
 # ---- the connection ----
 
 
-@dataclass(frozen=True)
-class PeerCertificate:
-    """What is needed of a server's certificate."""
-
-    end: float  # seconds since 1970
-    hosts: tuple[str, ...]
-
-
 def check_connection(
-    address: str, port: int, authority: Path, identity: SiteIdentity | None
+    address: str, port: int, authority: Path, public_key: bytes
 ) -> Iterator[CheckResult]:
     """Results up to the first step that fails, because the later ones depend on it.
 
-    `identity` is None if the hospital has no usable key; then the key is not checked.
+    `public_key` (PEM) is empty if the hospital has no usable one; then it is not checked.
     """
+    result = check("address", _resolve, address, port)
+    yield result
+    if result.ok:
+        result = check("port", _connect, address, port)
+        yield result
+    if result.ok:
+        result = check("certificate", inspect_certificate_of, address, port, authority)
+        yield result
+    if not result.ok:
+        return
+    try:
+        answer = probe_superlink(address, port, authority, public_key)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        text = f"the server does not answer properly ({error})"
+        fix = "ask the coordinator whether a SuperLink is listening there"
+        yield CheckResult("server", "FAIL", text, fix)
+        return
+    yield check("clock", _compare_clocks, answer.seconds_ahead)
+    if public_key:
+        yield check("key registered", _read_registration, answer.is_registered)
+
+
+def _resolve(address: str, port: int) -> str:
     try:
         ip_address = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
-        yield failed(
-            "address",
+        raise CheckError(
             f"the name {address} cannot be resolved",
             "ask your network team for the name, or the coordinator for its IP address",
-        )
-        return
-    yield passed("address", f"{address} is {ip_address}")
+        ) from None
+    return f"{address} is {ip_address}"
+
+
+def _connect(address: str, port: int) -> str:
     try:
         socket.create_connection((address, port), TIMEOUT).close()
     except OSError as error:
-        reason = error.strerror or str(error)
-        if isinstance(error, TimeoutError):
-            reason = "no answer"
-        yield failed(
-            "port",
+        is_silent = isinstance(error, TimeoutError)
+        reason = "no answer" if is_silent else error.strerror or str(error)
+        raise CheckError(
             f"{address}:{port}: {reason}",
             f"allow outgoing TCP connections from this machine to {address}:{port};"
             " ask the coordinator whether the SuperLink is running",
-        )
-        return
-    yield passed("port", f"{port} is open")
-    certificate = check_certificate(address, port, authority)
-    yield certificate
-    if certificate.ok:
-        yield from _check_superlink(address, port, authority, identity)
+        ) from None
+    return f"{port} is open"
 
 
-def _check_superlink(
-    address: str, port: int, authority: Path, identity: SiteIdentity | None
-) -> Iterator[CheckResult]:
-    try:
-        answer = probe_superlink(address, port, authority, identity, TIMEOUT)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        yield failed(
-            "server",
-            f"the server does not answer properly ({error})",
-            "ask the coordinator whether a SuperLink is listening there",
-        )
-        return
-    yield check_clock(answer.seconds_ahead)
-    if identity is not None:
-        yield check_registration(answer.is_registered)
-
-
-def check_certificate(address: str, port: int, authority: Path) -> CheckResult:
-    """Chain, dates and names of the server's certificate."""
+def inspect_certificate_of(address: str, port: int, authority: Path) -> str:
+    """Chain, dates and names of the certificate of a server."""
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except (OSError, ssl.SSLError):
-        return failed(
-            "certificate",
-            f"{authority.name} is missing or damaged",
-            "take ca.crt out of the kit again",
-        )
+        raise CheckError(
+            f"{authority.name} is missing or damaged", "take ca.crt out of the kit again"
+        ) from None
     try:
-        certificate = _fetch_certificate(context, address, port)
+        end, _ = _fetch_certificate(context, address, port)
     except ssl.SSLCertVerificationError as error:
-        return _explain_refusal(error, context, address, port)
+        raise _explain_refusal(error, context, address, port) from None
     except (ssl.SSLError, OSError) as error:
-        return failed(
-            "certificate",
+        raise CheckError(
             f"the server does not use TLS ({error})",
             "ask the coordinator whether a SuperLink is listening on this port",
-        )
-    days = int((certificate.end - time.time()) // 86400)
-    date = time.strftime("%Y-%m-%d", time.gmtime(certificate.end))
+        ) from None
+    days = int((end - time.time()) // 86400)
+    date = time.strftime("%Y-%m-%d", time.gmtime(end))
     text = f"signed by the consortium, for {address}, until {date}"
     if days < MIN_DAYS_LEFT:
-        return failed(
-            "certificate",
-            f"{text}: {days} days left",
-            "ask the coordinator to renew the server's certificate",
-        )
-    return passed("certificate", text)
+        fix = "ask the coordinator to renew the server's certificate"
+        raise CheckError(f"{text}: {days} days left", fix)
+    return text
 
 
-def _fetch_certificate(context: ssl.SSLContext, address: str, port: int) -> PeerCertificate:
+def _fetch_certificate(context: ssl.SSLContext, address: str, port: int) -> tuple[float, list[str]]:
+    """When the server's certificate expires (seconds since 1970), and its names."""
     with (
         socket.create_connection((address, port), TIMEOUT) as raw,
         context.wrap_socket(raw, server_hostname=address) as tls,
@@ -182,73 +166,66 @@ def _fetch_certificate(context: ssl.SSLContext, address: str, port: int) -> Peer
     names = fields.get("subjectAltName", ())
     assert isinstance(names, tuple)
     end = ssl.cert_time_to_seconds(str(fields["notAfter"]))
-    return PeerCertificate(end, tuple(str(name[1]) for name in names))
+    return end, [str(name[1]) for name in names]
 
 
 def _explain_refusal(
     error: ssl.SSLCertVerificationError, context: ssl.SSLContext, address: str, port: int
-) -> CheckResult:
+) -> CheckError:
     if error.verify_code == _HAS_EXPIRED:
-        return failed(
-            "certificate",
+        return CheckError(
             "it has expired, or the clock of this machine is ahead",
             "check the date of this machine; if it is right, tell the coordinator",
         )
     if error.verify_code == _NOT_YET_VALID:
-        return failed(
-            "certificate",
+        return CheckError(
             "not valid yet: the clock of this machine is behind",
             "set the clock: timedatectl set-ntp true",
         )
     if error.verify_code in _WRONG_NAME:
         context.check_hostname = False  # the chain is still verified
-        hosts = ", ".join(_fetch_certificate(context, address, port).hosts)
-        return failed(
-            "certificate",
-            f"it is not for {address}, but for: {hosts}",
+        _, hosts = _fetch_certificate(context, address, port)
+        return CheckError(
+            f"it is not for {address}, but for: {', '.join(hosts)}",
             "ask the coordinator for a certificate with this name,"
             " or use one of these names in kit.json and start.sh",
         )
-    return failed(
-        "certificate",
+    return CheckError(
         f"it is not signed by this consortium's authority ({error.verify_message})",
         "compare ca.crt with the coordinator's; ask your network team whether a proxy opens TLS",
     )
 
 
-def check_clock(seconds_ahead: float | None) -> CheckResult:
-    """Whether this machine's clock agrees with the coordinator's well enough for Flower."""
+def _compare_clocks(seconds_ahead: float | None) -> str:
+    """This machine's clock must agree with the coordinator's well enough for Flower."""
     if seconds_ahead is None:
-        return undetermined(
-            "clock",
+        raise CheckError(
             "the coordinator does not send its time",
             "compare the two clocks: they must agree within seconds",
+            "unknown",
         )
     if -MAX_SECONDS_BEHIND <= seconds_ahead <= MAX_SECONDS_AHEAD:
-        return passed("clock", "agrees with the coordinator's")
+        return "agrees with the coordinator's"
     direction = "ahead of" if seconds_ahead > 0 else "behind"
-    return failed(
-        "clock",
+    raise CheckError(
         f"{abs(seconds_ahead):.0f} s {direction} the coordinator's",
         "timedatectl set-ntp true; if this clock is right, tell the coordinator",
     )
 
 
-def check_registration(is_registered: bool | None) -> CheckResult:
-    """Whether the coordinator has registered this hospital's key."""
+def _read_registration(is_registered: bool | None) -> str:
     if is_registered:
-        return passed("key registered", "the coordinator knows this key")
-    if is_registered is False:
-        return failed(
-            "key registered",
-            "the coordinator does not know this key",
-            "send hospital.key.pub to the coordinator, who saves it in the folder keys under your"
-            " hospital's name",
+        return "the coordinator knows this key"
+    if is_registered is None:
+        raise CheckError(
+            "the server's answer does not show it",
+            "ask the coordinator whether the SuperLink's log says `admitted` with your name",
+            "unknown",
         )
-    return undetermined(
-        "key registered",
-        "the server's answer does not show it",
-        "ask the coordinator whether the SuperLink's log says `admitted` with your name",
+    raise CheckError(
+        "the coordinator does not know this key",
+        "send hospital.key.pub to the coordinator, who saves it in the folder keys under your"
+        " hospital's name",
     )
 
 
@@ -256,16 +233,9 @@ def check_registration(is_registered: bool | None) -> CheckResult:
 
 
 ENDPOINT = "/v1/fleet/activate-node"
-# Flower 1.41: the activation failed because the key is unknown; the heartbeat is out of bounds.
-UNKNOWN_KEY, WRONG_HEARTBEAT = 2004, 2003
-
-
-@dataclass(frozen=True)
-class SiteIdentity:
-    """A site's key as the probe needs it: the public half in PEM, and a function that signs."""
-
-    public_key: bytes
-    sign: Callable[[bytes], bytes]
+# The hospitals' door (superlink.py) refuses a key that it does not admit before anybody looks for a
+# signature, which this request has not: a node that runs with this key is not disturbed.
+_NOT_ADMITTED, _NOT_SIGNED = 412, 401
 
 
 @dataclass(frozen=True)
@@ -276,41 +246,21 @@ class ProbeAnswer:
     is_registered: bool | None  # None: cannot be concluded
 
 
-def activation_request(public_key: bytes) -> bytes:
-    """A request that cannot succeed: it lacks the heartbeat interval.
-
-    Flower 1.41 checks the key before the interval, so the error code shows whether the key is
-    registered, and a node that runs with this key is not disturbed.
-    """
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest
-
-    return bytes(ActivateNodeRequest(public_key=public_key).SerializeToString())
-
-
-def probe_superlink(
-    address: str, port: int, authority: Path, identity: SiteIdentity | None, timeout: float
-) -> ProbeAnswer:
-    """Send the request, signed if there is an identity. Without flwr the key stays unchecked.
+def probe_superlink(address: str, port: int, authority: Path, public_key: bytes) -> ProbeAnswer:
+    """Ask for a node with this key (PEM, may be empty), without proving that it is ours.
 
     Raises OSError, HTTPException or ValueError if the server does not answer properly.
     """
     headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
-    body = b""
-    if identity is not None:
-        headers |= _signature_headers(identity)
-        try:
-            body = activation_request(identity.public_key)
-        except ImportError:
-            body = b""
+    headers["flwr-public-key"] = base64.b64encode(public_key).decode()
     context = ssl.create_default_context(cafile=str(authority))
-    connection = http.client.HTTPSConnection(address, port, timeout=timeout, context=context)
+    connection = http.client.HTTPSConnection(address, port, timeout=TIMEOUT, context=context)
     try:
         connection.connect()
         begin = time.time()
-        connection.request("POST", ENDPOINT, body, headers)
+        connection.request("POST", ENDPOINT, b"", headers)
         response = connection.getresponse()
         end = time.time()
-        content = response.read()
         date = response.getheader("date")
     finally:
         connection.close()
@@ -318,8 +268,8 @@ def probe_superlink(
     if date:
         server_time = email.utils.parsedate_to_datetime(date).timestamp()
         seconds_ahead = clock_difference(begin, end, server_time)
-    is_registered = {WRONG_HEARTBEAT: True, UNKNOWN_KEY: False}.get(_error_code(content) or 0)
-    return ProbeAnswer(seconds_ahead, is_registered if body else None)
+    is_registered = {_NOT_SIGNED: True, _NOT_ADMITTED: False}.get(response.status)
+    return ProbeAnswer(seconds_ahead, is_registered)
 
 
 def clock_difference(begin: float, end: float, server_time: float) -> float:
@@ -331,23 +281,3 @@ def clock_difference(begin: float, end: float, server_time: float) -> float:
     if begin > server_time:
         return begin - server_time
     return min(end - server_time, 0.0)
-
-
-def _signature_headers(identity: SiteIdentity) -> dict[str, str]:
-    timestamp = datetime.datetime.now(datetime.UTC).isoformat()
-    return {
-        "flwr-public-key": base64.b64encode(identity.public_key).decode(),
-        "flwr-timestamp": timestamp,
-        "flwr-signature": base64.b64encode(identity.sign(timestamp.encode())).decode(),
-    }
-
-
-def _error_code(content: bytes) -> int | None:
-    """Flower's error code; its JSON is sometimes a string with JSON in it."""
-    try:
-        answer = json.loads(content)
-        if isinstance(answer, str):
-            answer = json.loads(answer)
-        return int(answer["code"])
-    except (ValueError, KeyError, TypeError):
-        return None

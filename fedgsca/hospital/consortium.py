@@ -5,10 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -114,11 +112,7 @@ class Consortium(Section):
     def server(self) -> str:
         """host:port that the hospitals call; an IPv6 address is put in brackets."""
         host = self.coordinator.address
-        return (
-            f"[{host}]:{self.coordinator.port}"
-            if ":" in host
-            else f"{host}:{self.coordinator.port}"
-        )
+        return f"{f'[{host}]' if ':' in host else host}:{self.coordinator.port}"
 
 
 def read_consortium(path: Path) -> tuple[Consortium, Config]:
@@ -132,6 +126,7 @@ def read_consortium(path: Path) -> tuple[Consortium, Config]:
         for problem in validation_problems(error, Consortium):
             problems.append(ConfigProblem(problem.code, _name_hospital(problem.message, tree)))
     problems += _check_names(tree)
+    problems += _check_places(tree)
     problems += _check_experiment(tree.get("experiment", {}))
     problems += _check_agreement(tree)
     config: Config | None = None
@@ -235,8 +230,8 @@ def _experiment_tree(tree: Tree) -> Tree:
     if names:
         data["sites"] = len(names)
         federation["sites"] = names
-    classes = tree.get("classes")
-    if _is_name_list(classes) and len(classes) > 1:
+    classes = _list_of(tree, "classes")
+    if len(classes) > 1 and all(isinstance(name, str) for name in classes):
         data["classes"] = classes
     size = tree.get("image_size")
     if isinstance(size, int) and 8 <= size <= 1024:
@@ -251,25 +246,22 @@ def _experiment_tree(tree: Tree) -> Tree:
 def _agreed_images(tree: Tree) -> dict[str, int]:
     """name -> `max_images` of the hospitals that have one; wrong values are reported elsewhere."""
     limits = {}
-    for entry in _tables(tree.get("hospitals")):
+    for entry in _hospitals(tree):
         limit = entry.get("max_images")
         if type(limit) is int and limit > 0 and "name" in entry:
             limits[str(entry["name"])] = limit
     return limits
 
 
-def _is_name_list(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
 def _hospital_names(tree: Tree) -> list[str]:
-    return [str(entry["name"]) for entry in _tables(tree.get("hospitals")) if "name" in entry]
+    return [str(entry["name"]) for entry in _hospitals(tree) if "name" in entry]
 
 
 def _check_names(tree: Tree) -> list[ConfigProblem]:
     """What the types cannot express: valid file names, no duplicates, valid addresses."""
     problems = []
     hospitals = _hospital_names(tree)
+    classes = [str(name) for name in _list_of(tree, "classes")]
     for name in hospitals:
         if not _NAME.fullmatch(name):
             message = (
@@ -277,81 +269,61 @@ def _check_names(tree: Tree) -> list[ConfigProblem]:
                 " and hyphens"
             )
             problems.append(ConfigProblem("deploy.invalid-hospital-name", message))
-    classes = tree.get("classes", [])
-    if not isinstance(classes, list):
-        classes = []
-    problems += _check_duplicates("hospitals", hospitals)
-    problems += _check_duplicates("classes", [str(name) for name in classes])
-    problems += _check_text("name", tree.get("name"), _NAME_MARKS)
-    problems += _check_text("contact", tree.get("contact"), _CONTACT_MARKS)
+    for key, names in (("hospitals", hospitals), ("classes", classes)):
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            problems.append(ConfigProblem("deploy.duplicate-name", f"{key}: duplicate {name!r}"))
+    for key, marks in (("name", _NAME_MARKS), ("contact", _CONTACT_MARKS)):
+        text = str(tree.get(key, ""))
+        if len(text) > _MAX_TEXT or not all(_is_letter(mark) or mark in marks for mark in text):
+            message = (
+                f"{key}: {text[:_MAX_TEXT]!r} must consist of at most {_MAX_TEXT} letters, digits,"
+                f" spaces and {''.join(sorted(marks - {' '}))}"
+            )
+            problems.append(ConfigProblem("deploy.invalid-text", message))
     for name in classes:
-        problems += _check_class(str(name))
-    for hospital in _tables(tree.get("hospitals")):
-        problems += _check_path(hospital.get("data"))
-    for host in _coordinator_hosts(tree.get("coordinator", {})):
-        if not is_host(host):
+        if not name or name != one_line(name, _MAX_TEXT):
+            message = (
+                f"classes: {name[:_MAX_TEXT]!r} must be one line of at most {_MAX_TEXT} printable"
+                " characters, without spaces at the ends"
+            )
+            problems.append(ConfigProblem("deploy.invalid-text", message))
+    return problems
+
+
+def _check_places(tree: Tree) -> list[ConfigProblem]:
+    """Folders that can be shown, and addresses that are some."""
+    problems = []
+    for hospital in _hospitals(tree):
+        path = str(hospital.get("data", ""))
+        if path != printable(path, keep=""):
+            message = (
+                f"hospitals: the folder {path[:_MAX_TEXT]!r} contains characters that cannot be"
+                " shown"
+            )
+            problems.append(ConfigProblem("deploy.invalid-text", message))
+    coordinator = tree.get("coordinator")
+    if not isinstance(coordinator, dict):
+        return problems
+    hosts = [coordinator[key] for key in ("address", "listen") if key in coordinator]
+    for host in [*hosts, *_list_of(coordinator, "names")]:
+        if not is_host(str(host)):
             message = f"coordinator: {host!r} is neither a host name nor an IP address"
             problems.append(ConfigProblem("deploy.invalid-address", message))
     return problems
 
 
-def _check_text(key: str, text: object, marks: frozenset[str]) -> list[ConfigProblem]:
-    """A text that goes into scripts and systemd units: letters, digits and some punctuation."""
-    if not isinstance(text, str):
-        return []  # reported as a wrong type
-    strange = {mark for mark in text if not (mark.isalnum() or mark in marks or _is_accent(mark))}
-    if not strange and len(text) <= _MAX_TEXT:
-        return []
-    punctuation = "".join(sorted(marks - {" "}))
-    message = (
-        f"{key}: {text[:_MAX_TEXT]!r} must consist of at most {_MAX_TEXT} letters, digits, spaces"
-        f" and {punctuation}"
-    )
-    return [ConfigProblem("deploy.invalid-text", message)]
+def _is_letter(mark: str) -> bool:
+    """A letter or digit of any language, or an accent."""
+    return mark.isalnum() or unicodedata.category(mark) in ("Mn", "Mc")
 
 
-def _is_accent(mark: str) -> bool:
-    return unicodedata.category(mark) in ("Mn", "Mc")
+def _list_of(tree: Tree, key: str) -> list[Any]:
+    value = tree.get(key)
+    return value if isinstance(value, list) else []
 
 
-def _check_class(name: str) -> list[ConfigProblem]:
-    if name and name == one_line(name, _MAX_TEXT):
-        return []
-    message = (
-        f"classes: {name[:_MAX_TEXT]!r} must be one line of at most {_MAX_TEXT} printable"
-        " characters, without spaces at the ends"
-    )
-    return [ConfigProblem("deploy.invalid-text", message)]
-
-
-def _check_path(path: object) -> list[ConfigProblem]:
-    if not isinstance(path, str) or path == printable(path, keep=""):
-        return []
-    message = f"hospitals: the folder {path[:_MAX_TEXT]!r} contains characters that cannot be shown"
-    return [ConfigProblem("deploy.invalid-text", message)]
-
-
-def _tables(value: object) -> list[Tree]:
-    entries = value if isinstance(value, list) else []
-    return [entry for entry in entries if isinstance(entry, dict)]
-
-
-def _check_duplicates(key: str, names: Sequence[str]) -> list[ConfigProblem]:
-    problems = []
-    for name, frequency in sorted(Counter(names).items()):
-        if frequency > 1:
-            problems.append(ConfigProblem("deploy.duplicate-name", f"{key}: duplicate {name!r}"))
-    return problems
-
-
-def _coordinator_hosts(coordinator: object) -> list[str]:
-    if not isinstance(coordinator, dict):
-        return []
-    hosts = [coordinator[key] for key in ("address", "listen") if key in coordinator]
-    names = coordinator.get("names", [])
-    if isinstance(names, list):
-        hosts += names
-    return [str(host) for host in hosts]
+def _hospitals(tree: Tree) -> list[Tree]:
+    return [entry for entry in _list_of(tree, "hospitals") if isinstance(entry, dict)]
 
 
 def is_host(text: str) -> bool:

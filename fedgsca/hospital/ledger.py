@@ -19,6 +19,7 @@ cut off its end or write a new one: a digest that was noted elsewhere shows it (
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import json
 import logging
@@ -33,7 +34,7 @@ from fedgsca.config import Config
 from fedgsca.errors import FedgscaError, RunFolderError
 from fedgsca.federation.base import Reply
 from fedgsca.hospital.messages import EncodedMessage, decode, encode_reply, public_reason
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from fedgsca.support.files import GROWING_FILE, PRIVATE, file_lock
 from fedgsca.support.json_record import Record
 from fedgsca.support.version import __version__
@@ -79,28 +80,22 @@ class Ledger:
 
     def __init__(self, settings: SiteSettings) -> None:
         self.path = Path(settings.state).expanduser() / FILE_NAME
-        self._known_entries: list[LedgerEntry] = []
-        self._known_part = (0, hashlib.sha256(b"").digest())  # size of the file then, and digest
 
     def entries(self) -> list[LedgerEntry]:
-        """All entries; an error names the first one that is not what was written.
-
-        Entries that were verified before, in bytes that have not changed, are not parsed again.
-        """
-        content = self._content()
-        size, digest = self._known_part
-        entries = list(self._known_entries)
-        if hashlib.sha256(content[:size]).digest() != digest:
-            entries, size = [], 0
-        previous = entries[-1].digest if entries else _FIRST
-        for number, line in enumerate(content[size:].splitlines(), len(entries) + 1):
+        """All entries; an error names the first one that is not what was written."""
+        entries: list[LedgerEntry] = []
+        previous = _FIRST
+        for number, line in enumerate(self._content().splitlines(), 1):
             entry = _parse(line)
             if entry is None or (entry.number, entry.previous) != (number, previous):
-                raise self._broken(number)
+                raise RunFolderError(
+                    "site.ledger-broken",
+                    f"{self.path}: entry {number} is not what was written there",
+                    fix="keep the file as evidence under another name, find out who changed it, and"
+                    " agree again with `fedgsca deploy agree`: this begins a new ledger",
+                )
             entries.append(entry)
             previous = entry.digest
-        self._known_entries = entries
-        self._known_part = (len(content), hashlib.sha256(content).digest())
         return entries
 
     def agreement(self, experiment: str, today: datetime.date | None = None) -> LedgerEntry | None:
@@ -148,7 +143,7 @@ class Ledger:
         handle = os.open(self.path, GROWING_FILE, PRIVATE)
         try:
             # an entry that a power cut left unfinished: its answer has not left
-            os.ftruncate(handle, self._known_part[0])
+            os.ftruncate(handle, len(self._content()))
             os.write(handle, json.dumps(entry.to_json(), sort_keys=True).encode() + b"\n")
             os.fsync(handle)
         finally:
@@ -163,15 +158,8 @@ class Ledger:
             return b""
         return content[: content.rfind(b"\n") + 1]
 
-    def _broken(self, number: int) -> RunFolderError:
-        return RunFolderError(
-            "site.ledger-broken",
-            f"{self.path}: entry {number} is not what was written there",
-            fix="keep the file as evidence under another name, find out who changed it, and agree"
-            " again with `fedgsca deploy agree`: this begins a new ledger",
-        )
 
-
+@functools.lru_cache(maxsize=100_000)  # the node reads its ledger for every message
 def _parse(line: bytes) -> LedgerEntry | None:
     """An entry whose digest is right; None for anything else."""
     try:
@@ -218,50 +206,41 @@ class Gate:
     def __init__(self, settings_path: Path, ask: Callable[[bytes], bytes]) -> None:
         self.settings_path = settings_path
         self.ask_worker = ask
-        self.ledger: Ledger | None = None  # kept for what it has verified
 
     def ask(self, request: bytes) -> bytes:
-        """The site's answer to an encoded message. An error means that nothing may leave."""
+        """The site's answer to an encoded message, or a refusal. An error: nothing may leave."""
         message = EncodedMessage.from_bytes(request)
         header = message.header
-        experiment = str(header["terms"]["fingerprint"])
         try:
             settings = read_settings(self.settings_path)
-            ledger = self._open_ledger(settings)
-            person = self._allowed_by(settings, ledger, experiment)
-        except FedgscaError as error:
-            return _refuse(message, error)
-        if person is None:
+            ledger = Ledger(settings)
+            person = _who_allows(settings, ledger, str(header["terms"]["fingerprint"]))
+            if person is not None:
+                return self._answer(message, request, ledger, person)
             log.warning("%s. Fix: ./agree.sh of the kit shows it and asks you", NO_AGREEMENT)
             reply = Reply(settings.name, None, NO_AGREEMENT)
-            return encode_reply(message.kind, int(header["round"]), reply).to_bytes()
+        except FedgscaError as error:
+            log.error("[%s] %s. Fix: %s", error.code, error.message, error.fix)
+            reply = Reply("", None, public_reason(error))
+        return encode_reply(message.kind, int(header["round"]), reply).to_bytes()
+
+    def _answer(
+        self, message: EncodedMessage, request: bytes, ledger: Ledger, person: str
+    ) -> bytes:
         answer = self.ask_worker(request)
         values = _describe(message, EncodedMessage.from_bytes(answer))
         if values is not None:
             event = "received" if message.kind == "model" else "sent"
-            try:
-                ledger.append(event, experiment, person, **values)
-            except FedgscaError as error:
-                return _refuse(message, error)
+            experiment = str(message.header["terms"]["fingerprint"])
+            ledger.append(event, experiment, person, **values)
         return answer
 
-    def _open_ledger(self, settings: SiteSettings) -> Ledger:
-        ledger = Ledger(settings)
-        if self.ledger is None or self.ledger.path != ledger.path:
-            self.ledger = ledger
-        return self.ledger
 
-    def _allowed_by(self, settings: SiteSettings, ledger: Ledger, experiment: str) -> str | None:
-        if settings.data is None:
-            return REHEARSAL
-        agreement = ledger.agreement(experiment)
-        return None if agreement is None else agreement.person
-
-
-def _refuse(message: EncodedMessage, error: FedgscaError) -> bytes:
-    log.error("[%s] %s. Fix: %s", error.code, error.message, error.fix)
-    reply = Reply("", None, public_reason(error))
-    return encode_reply(message.kind, int(str(message.header["round"])), reply).to_bytes()
+def _who_allows(settings: SiteSettings, ledger: Ledger, experiment: str) -> str | None:
+    if settings.data is None:
+        return REHEARSAL
+    agreement = ledger.agreement(experiment)
+    return None if agreement is None else agreement.person
 
 
 def _describe(message: EncodedMessage, answer: EncodedMessage) -> dict[str, object] | None:

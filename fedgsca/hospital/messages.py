@@ -239,10 +239,7 @@ def from_records(kind: MessageKind, records: RecordDict) -> EncodedMessage:
 
 def kind_of(message_type: str) -> MessageKind | None:
     """The kind of a message of this type of Flower's; None if no site answers it."""
-    for kind, name in MESSAGE_TYPES.items():
-        if name == message_type:
-            return kind
-    return None
+    return next((kind for kind, name in MESSAGE_TYPES.items() if name == message_type), None)
 
 
 # ---- replies ----
@@ -290,10 +287,7 @@ class SiteMessage:
 
 
 def read_message(message: SiteMessage, site: str, kind: MessageKind, round_index: int) -> Reply:
-    """A site's reply; anything wrong with it becomes the reason for leaving the site out.
-
-    `site` may be empty: then the message tells the name.
-    """
+    """The reply of `site`; anything wrong with it becomes the reason for leaving the site out."""
     if message.error is not None or message.header is None:
         reason = message.error or "an empty message"
         is_absent = message.is_absent
@@ -315,7 +309,7 @@ def _parse_reply(
         return Reply(site, None, f"it answered {header['kind']} of round {round_number}")
     name = printable(str(header["site"])[:_MAX_SITE_NAME], keep="")
     if header["error"] is not None:
-        return Reply(site or name, None, str(header["error"]))
+        return Reply(site, None, str(header["error"]))
     num_samples = read_count(header["num_samples"], "num_samples")
     update = Update(name, num_samples, message.weights or {}, message.extras or {})
     seconds = float(header["seconds"])

@@ -12,17 +12,15 @@ import math
 import os
 import shlex
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fedgsca.errors import FedgscaError
 from fedgsca.federation.base import Reply, RunObserver
 from fedgsca.hospital.messages import MessageKind, SiteMessage, read_message
 from fedgsca.hospital.site_contacts import NodeRegistry, SiteTimeouts, WaitingReport
-from fedgsca.support.text import duration, one_line
+from fedgsca.support.text import duration
 from fedgsca.wire import Payload
 
 _LONGEST_PAUSE = 3600.0  # seconds before a round is tried again
@@ -42,7 +40,7 @@ class Transport(Protocol):
     """Delivers messages to numbered nodes."""
 
     def online(self) -> dict[int, str]:
-        """node -> the name under which its key is registered, or an empty text."""
+        """node -> the name under which its key is registered."""
         ...
 
     def send(
@@ -105,32 +103,24 @@ class NetworkEngine:
         deadline: float | None = None,
         observer: RunObserver | None = None,
         poll: float = 0.5,
-        stop: threading.Event | None = None,
-        strict: bool = False,
         patience: float = 0.0,
         first_pause: float = 60.0,
         staleness: int = 0,
         timeouts: SiteTimeouts | None = None,
     ) -> None:
-        """`deadline` in seconds; `stop` ends the waiting from another thread.
-
-        `poll` is the longest time in seconds between two looks for answers.
+        """`deadline` in seconds; `poll` is the longest time between two looks for answers.
 
         `quorum` says how many of so many sites a round needs. `patience` is how many seconds a
         round without a quorum is tried again, after pauses that begin with `first_pause` and
         double up to an hour; each time the deadline is longer, too. A pause ends early when sites
         that were absent are connected again and make a quorum. `timeouts` may end the waiting for
         a site before the deadline.
-
-        `strict`, for simulations: a lost message is an error instead of a site that is left out.
         """
         self.transport = transport
         self.quorum = quorum
         self.deadline = deadline
         self.observer = observer or RunObserver()
         self.poll = poll
-        self.stop = stop or threading.Event()
-        self.strict = strict
         self.patience = patience
         self.first_pause = first_pause
         self.staleness = staleness
@@ -308,13 +298,6 @@ class NetworkEngine:
             request = open_round.open_messages.pop(message.reply_to)
             self._record_duration(request, message)
             site = request.site
-            if self.strict and message.error is not None:
-                raise FedgscaError(
-                    "site.failed",
-                    f"{site} failed: {one_line(message.error)}",
-                    fix="solve the problem above, then run `fedgsca resume`;"
-                    " finished rounds are kept",
-                )
             reply = read_message(message, site, open_round.kind, open_round.round_index)
             size = self.registry.sizes.get(site)
             open_round.replies[site] = replace(reply, declared_samples=size)
@@ -392,13 +375,7 @@ class NetworkEngine:
 
     def _pause(self) -> None:
         seconds = time.monotonic() - self.exchange_start
-        if self.stop.wait(min(self.poll, max(_SHORTEST_POLL, _POLL_SHARE * seconds))):
-            raise FedgscaError(
-                "run.stopped",
-                "the run was stopped from outside",
-                fix="start it again (in a deployment ./run.sh of the coordinator's kit, otherwise"
-                " `fedgsca resume`); finished rounds are kept",
-            )
+        time.sleep(min(self.poll, max(_SHORTEST_POLL, _POLL_SHARE * seconds)))
 
     # ---- connections ----
 
@@ -437,17 +414,16 @@ class NetworkEngine:
             if node is not None and node in key_names:
                 self._register_node(node, message, key_names[node])
 
-    def _register_node(self, node: int, message: SiteMessage, key_name: str) -> None:
-        reply = read_message(message, key_name, "hello", 0)
-        site = reply.site if reply.update is None else reply.update.site
-        reason = self.registry.enter(node, site, key_name, reply.error)
-        if reason is None and reply.update is not None:
-            self.registry.sizes.setdefault(site, reply.update.num_samples)
+    def _register_node(self, node: int, message: SiteMessage, name: str) -> None:
+        """`name` is that of the node's key."""
+        reply = read_message(message, name, "hello", 0)
+        site = name if reply.update is None else reply.update.site
+        reason = self.registry.enter(node, name, site, reply.error)
+        if reply.update is not None and reason is None:
+            self.registry.sizes.setdefault(name, reply.update.num_samples)
         if reason is not None:
-            self.observer.on_message(f"{site or 'a node'} cannot take part: {reason}")
-        name = key_name or site
-        if reason is None or name in self.registry.reasons:  # not a second node of a good site
-            self.observer.on_connection(name, reason)
+            self.observer.on_message(f"{name} cannot take part: {reason}")
+        self.observer.on_connection(name, reason)
 
 
 # ---- tell somebody ----

@@ -1,6 +1,6 @@
 """What the coordinator of a deployment knows about its sites: who they are and how long they take.
 
-Nodes are asked for their names, because their numbers say nothing. The time for which a site is
+A node is asked whether it can take part, and how many images it has. The time for which a site is
 awaited follows from what it needed before:
 
     timeout of a site  <-  factor x median of its last durations,
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -30,51 +30,46 @@ _SHOWN_SITES = 10  # of those, so that a message remains readable
 
 @dataclass
 class NodeRegistry:
-    """Sites of the experiment and the nodes that speak for them."""
+    """Which node speaks for which site. A node has the name under which its key is registered."""
 
     sites: tuple[str, ...]  # of the experiment
     nodes: dict[str, int] = field(default_factory=dict)  # site -> node
-    refusals: dict[int, str] = field(default_factory=dict)  # node -> why it may not take part
-    # site -> the same, where the node told its name
-    reasons: dict[str, str] = field(default_factory=dict)
+    refused_nodes: dict[str, int] = field(default_factory=dict)  # name -> node
+    reasons: dict[str, str] = field(default_factory=dict)  # name -> why it was refused
     sizes: dict[str, int] = field(default_factory=dict)  # site -> images that it declared first
 
-    def unidentified(self, online: Iterable[int]) -> list[int]:
-        """Nodes that have not been asked for their name, or not since they were refused."""
-        return sorted(set(online) - set(self.nodes.values()) - set(self.refusals))
+    def unidentified(self, online: Mapping[int, str]) -> list[int]:
+        """Nodes (node -> name) that are not registered, and not refused since `retry`."""
+        names = self.nodes.keys() | self.refused_nodes.keys()
+        return sorted(node for node, name in online.items() if name not in names)
 
     def forget_absent(self, online: Iterable[int]) -> None:
         """Forget nodes that are not connected any more."""
         present = set(online)
-        self.nodes = {site: node for site, node in self.nodes.items() if node in present}
-        self.refusals = {node: reason for node, reason in self.refusals.items() if node in present}
+        self.nodes = {name: node for name, node in self.nodes.items() if node in present}
+        refused_nodes = self.refused_nodes.items()
+        self.refused_nodes = {name: node for name, node in refused_nodes if node in present}
 
     def retry(self) -> None:
         """Ask refused nodes again: somebody may have fixed them."""
-        self.refusals = {}
+        self.refused_nodes = {}
         self.reasons = {}
 
-    def enter(self, node: int, site: str, key_name: str, error: str | None) -> str | None:
-        """Register a node under the name it gives; returns the reason if it is refused.
+    def enter(self, node: int, name: str, site: str, error: str | None) -> str | None:
+        """Register the node with the key `name`, which calls itself `site`.
 
-        `key_name` is the name under which the coordinator registered the node's key, empty without
-        keys. `error` is the node's own reason for not taking part.
+        Returns the reason if it is refused; `error` is the node's own.
         """
-        if key_name and key_name != site:
-            error = f"it calls itself {site}, but its key is registered as {key_name}"
-            site = key_name
-        elif site not in self.sites:
-            error = error or f"{site} is not one of the experiment's sites"
-        elif error is None and self.nodes.get(site, node) != node:
-            error = f"another node is {site} already"
-            self.refusals[node] = error
-            return error
+        if site != name:
+            error = f"it calls itself {site}, but its key is registered as {name}"
+        elif name not in self.sites:
+            error = error or f"{name} is not one of the experiment's sites"
         if error is not None:
-            self.refusals[node] = error
-            self.reasons[site] = error
+            self.refused_nodes[name] = node
+            self.reasons[name] = error
             return error
-        self.nodes[site] = node
-        self.reasons.pop(site, None)
+        self.nodes.setdefault(name, node)
+        self.reasons.pop(name, None)
         return None
 
     def missing_sites(self) -> list[str]:

@@ -16,10 +16,8 @@ from __future__ import annotations
 import email
 import json
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from pathlib import Path
 
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.hospital.certificates import is_signed_by, sign_as_authority
-from fedgsca.support.files import PUBLIC, sha256_file, write_atomic
+from fedgsca.support.files import PUBLIC, new_folder, sha256_file, write_atomic
 from fedgsca.support.text import one_line
 
 REQUIREMENTS = "requirements.txt"
@@ -79,33 +77,19 @@ def collect_wheels(
             f"{out} already exists and is not overwritten",
             fix="choose another folder",
         )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        place = tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".tmp", dir=out.parent)
-    except OSError as error:
-        raise RunFolderError(
-            "file.cannot-write",
-            f"{out.parent} cannot be written to: {error.strerror}",
-            fix="choose another folder",
-        ) from None
-    temporary = Path(place)
-    try:
-        requirement = str(wheel.resolve()) + (f"[{','.join(extras)}]" if extras else "")
-        _download(requirement, temporary, constraints, source)
-        wheels = list_wheels(temporary)
-        write_atomic(temporary / REQUIREMENTS, _render_requirements(wheels), mode=PUBLIC)
-        write_atomic(temporary / BILL, _render_bill(wheels), mode=PUBLIC)
+    requirement = str(wheel.resolve()) + (f"[{','.join(extras)}]" if extras else "")
+    with new_folder(out) as folder:
+        _download(requirement, folder, constraints, source)
+        wheels = list_wheels(folder)
+        write_atomic(folder / REQUIREMENTS, _render_requirements(wheels), mode=PUBLIC)
+        write_atomic(folder / BILL, _render_bill(wheels), mode=PUBLIC)
         sums = {file.file: file.sha256 for file in wheels}
-        sums |= {name: sha256_file(temporary / name) for name in (REQUIREMENTS, BILL)}
+        sums |= {name: sha256_file(folder / name) for name in (REQUIREMENTS, BILL)}
         lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
-        write_atomic(temporary / CHECKSUMS, lines, mode=PUBLIC)
+        write_atomic(folder / CHECKSUMS, lines, mode=PUBLIC)
         if key is not None:
-            write_atomic(temporary / SIGNATURE, sign_as_authority(key, lines), mode=PUBLIC)
-        temporary.chmod(0o755)
-        temporary.rename(out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            write_atomic(folder / SIGNATURE, sign_as_authority(key, lines), mode=PUBLIC)
+        folder.chmod(0o755)
     return wheels
 
 

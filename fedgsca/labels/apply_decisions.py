@@ -8,6 +8,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fedgsca.labels.decisions import Decision, Decisions
 from fedgsca.labels.protocol import ReviewResult, load_texts, write_protocol
 from fedgsca.labels.site_data import SiteData, open_audited_sites, split_source
 from fedgsca.support.checked_labels import NO_ORIGINAL, CheckedLabels
-from fedgsca.support.csv_table import CsvTable, read_csv_table, rename_columns
+from fedgsca.support.csv_table import CsvRow, CsvTable, read_csv_table, rename_columns
 from fedgsca.support.files import remove_abandoned, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 
@@ -84,19 +85,17 @@ def apply_decisions(
     load_texts(language)
     audits = [read_audit(folder) for folder in find_audits(Path(path))]
     outcomes = _find_outcomes(audits, prefer, without)
+    audits = [audit for audit in audits if audit.site in outcomes]
     run = (audits[0].path / audits[0].header.run).resolve()
     sites = open_audited_sites(audits[0])
     _check_source_images(sites)
-    labels = _given_labels(sites)
-    old_labels = labels.copy()
-    checked = _checked_labels(sites)
-    num_checked = checked.count
+    labels, checked = _read_labels(sites)
+    old_labels, num_checked = labels.copy(), checked.count
     changes: list[LabelChange] = []
     for audit in audits:
-        if audit.site in outcomes:
-            _check_decisions(audit, sites[audit.site], outcomes[audit.site])
-            _mark_labels(sites[audit.site], outcomes[audit.site], labels, checked)
-            changes += _change_labels(sites[audit.site], outcomes[audit.site], labels)
+        site_data, outcome = sites[audit.site], outcomes[audit.site]
+        _check_decisions(audit, site_data, outcome)
+        changes += _change_labels(site_data, outcome, labels, checked)
     counts = _count_outcomes(outcomes, len(changes))
     site_data = next(iter(sites.values()))
     has_noise = site_data.truth is not None
@@ -110,9 +109,9 @@ def apply_decisions(
     write_atomic(file, content)
     train = site_data.table.rows("train")
     result = ReviewResult(
-        audits=[audit for audit in audits if audit.site in outcomes],
+        audits=audits,
         counts=counts.to_json(),
-        changes=[(change.old, change.new) for change in changes],
+        changes=changes,
         classes=site_data.table.classes,
         old_labels=old_labels[train],
         new_labels=labels[train],
@@ -146,31 +145,16 @@ def _find_outcomes(
     return outcomes
 
 
-def _given_labels(sites: Mapping[str, SiteData]) -> np.ndarray:
-    """(n,) class indices of the full table, as given to the sites."""
-    labels = next(iter(sites.values())).table.trained_on.copy()
+def _read_labels(sites: Mapping[str, SiteData]) -> tuple[np.ndarray, CheckedLabels]:
+    """(n,) class indices of the full table, as given to the sites, and which were checked."""
+    table = next(iter(sites.values())).table
+    labels = table.trained_on.copy()
     for site_data in sites.values():
         labels[site_data.rows] = site_data.given
-    return labels
-
-
-def _checked_labels(sites: Mapping[str, SiteData]) -> CheckedLabels:
-    """Of the full table, as earlier reviews left them; `_mark_labels` adds to it."""
-    table = next(iter(sites.values())).table
-    if table.checked is None:
-        return CheckedLabels(np.zeros(len(table), bool), np.full(len(table), NO_ORIGINAL))
-    return CheckedLabels(table.checked.mask.copy(), table.checked.original.copy())
-
-
-def _mark_labels(
-    site_data: SiteData, outcome: Consensus, labels: np.ndarray, checked: CheckedLabels
-) -> None:
-    """Mark the labels that reviewers agree on; `labels` are still those before the review."""
-    for row in outcome.agreements:
-        table_row = site_data.rows[row]
-        if not checked.mask[table_row]:
-            checked.mask[table_row] = True
-            checked.original[table_row] = labels[table_row]
+    if table.checked is not None:
+        return labels, CheckedLabels(table.checked.mask.copy(), table.checked.original.copy())
+    n = len(table)
+    return labels, CheckedLabels(np.zeros(n, bool), np.full(n, NO_ORIGINAL))
 
 
 def _check_source_images(sites: Mapping[str, SiteData]) -> None:
@@ -204,11 +188,9 @@ def _check_decisions(audit: Audit, site_data: SiteData, outcome: Consensus) -> N
 
 def _find_mismatch(decision: Decision, row: int, site_data: SiteData) -> str | None:
     """Why the decision is not about this sample of the site; None if it is."""
-    if not 0 <= row < len(site_data):
-        return f"(row {row}) is not in the data"
     table = site_data.table
-    table_row = site_data.rows[row]
-    if decision.id != table.ids[table_row]:
+    table_row = site_data.rows[row] if 0 <= row < len(site_data) else None
+    if table_row is None or decision.id != table.ids[table_row]:
         return f"(row {row}) is not in the data"
     if decision.given != table.classes[site_data.given[row]]:
         return f"(row {row}) has another label in the data"
@@ -222,32 +204,33 @@ def _find_mismatch(decision: Decision, row: int, site_data: SiteData) -> str | N
 
 
 def _change_labels(
-    site_data: SiteData, outcome: Consensus, labels: np.ndarray
+    site_data: SiteData, outcome: Consensus, labels: np.ndarray, checked: CheckedLabels
 ) -> list[LabelChange]:
-    """Write the labels that reviewers agree on into `labels`; returns those that differ."""
+    """Write what reviewers agree on into `labels` and `checked`; returns the labels that change."""
     changes = []
     names = site_data.table.classes
     for row, decisions in outcome.agreements.items():
-        old = int(site_data.given[row])
-        new = names.index(str(decisions[0].final))
-        if old != new:
-            labels[site_data.rows[row]] = new
-            changes.append(_describe_change(site_data.site, decisions, names[old]))
+        table_row = site_data.rows[row]
+        last = max(decisions, key=lambda decision: decision.time)
+        old, new = int(site_data.given[row]), names.index(str(last.final))
+        if not checked.mask[table_row]:
+            checked.mask[table_row] = True
+            checked.original[table_row] = old
+        if old == new:
+            continue
+        labels[table_row] = new
+        change = LabelChange(
+            site=site_data.site,
+            id=last.id,
+            old=names[old],
+            new=names[new],
+            reviewers=", ".join(sorted({decision.reviewer for decision in decisions})),
+            time=last.time,
+            reason="; ".join(decision.reason for decision in decisions if decision.reason),
+            hash=last.hash,
+        )
+        changes.append(change)
     return changes
-
-
-def _describe_change(site: str, decisions: Sequence[Decision], old: str) -> LabelChange:
-    last = max(decisions, key=lambda decision: decision.time)
-    return LabelChange(
-        site=site,
-        id=last.id,
-        old=old,
-        new=str(last.final),
-        reviewers=", ".join(sorted({decision.reviewer for decision in decisions})),
-        time=last.time,
-        reason="; ".join(decision.reason for decision in decisions if decision.reason),
-        hash=last.hash,
-    )
 
 
 def _count_outcomes(outcomes: Mapping[str, Consensus], num_changed: int) -> DecisionCounts:
@@ -294,7 +277,8 @@ def _describe_policy(
 ) -> str:
     """Whose labels count, in words for the log."""
     policy = "unanimous"
-    if any(map(_has_adjudication, outcomes.values())):
+    agreements = [one for outcome in outcomes.values() for one in outcome.agreements.values()]
+    if any(decisions[0].adjudication for decisions in agreements):
         policy += ", else the adjudication"
     if prefer is not None:
         policy += f", else {prefer}"
@@ -303,14 +287,12 @@ def _describe_policy(
     return policy
 
 
-def _has_adjudication(outcome: Consensus) -> bool:
-    return any(decisions[0].adjudication for decisions in outcome.agreements.values())
-
-
 def _choose_file(site_data: SiteData, run: Path, out: Path | None) -> Path:
     """`out`, which must not exist yet, or by default an unused name beside the original."""
     if out is None:
-        return _unused_name(_default_file(site_data, run))
+        path = _default_file(site_data, run)
+        numbered = (path.with_name(f"{path.stem}-{number}.csv") for number in count(2))
+        return next(file for file in chain([path], numbered) if not _is_in_use(file))
     if _is_in_use(out):
         raise RunFolderError(
             "file.already-exists",
@@ -340,30 +322,13 @@ def _default_file(site_data: SiteData, run: Path) -> Path:
     return run / f"{NAME}.csv"
 
 
-def _unused_name(path: Path) -> Path:
-    """The first name that is not in use: labels.corrected.csv, labels.corrected-2.csv, ..."""
-    number = 1
-    candidate = path
-    while _is_in_use(candidate):
-        number += 1
-        candidate = path.with_name(f"{path.stem}-{number}.csv")
-    return candidate
-
-
 def _render_labels(
     site_data: SiteData, labels: np.ndarray, checked: CheckedLabels
 ) -> tuple[bytes, int]:
     """The corrected file, and how many of its lines are for images that the run did not use."""
     table = site_data.table
-    original = _read_original(site_data)
-    if original is None:
-        train = table.rows("train")
-        rows = []
-        for row in train:
-            marks = _render_marks(table, row, checked)
-            rows.append([str(table.ids[row]), table.classes[labels[row]], *marks.values()])
-        return _render_csv(("file", "label", *_MARK_COLUMNS), rows), 0
-    position = {str(name): row for row, name in enumerate(table.ids)}
+    original = _read_original(site_data) or _list_images(table)
+    position = {normal_path(str(name)): row for row, name in enumerate(table.ids)}
     new_columns = [name for name in _MARK_COLUMNS if name not in original.columns]
     rows = []
     num_unused = 0
@@ -375,11 +340,21 @@ def _render_labels(
         if table_row is None:
             num_unused += 1
         elif table.split[table_row] == "train":
-            cells = {**cells, "label": table.classes[labels[table_row]]}
+            cells["label"] = table.classes[labels[table_row]]
         else:  # one spelling in the whole file
-            cells = {**cells, "label": table.class_names.get(cells["label"], cells["label"])}
+            cells["label"] = table.class_names.get(cells["label"], cells["label"])
         rows.append([cells[column] for column in (*original.columns, *new_columns)])
-    return _render_csv((*original.header, *new_columns), rows), num_unused
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([(*original.header, *new_columns), *rows])
+    return text.getvalue().encode(), num_unused
+
+
+def _list_images(table: ImageTable) -> CsvTable:
+    """A labels.csv of the training images, for data that has none."""
+    header = ("file", "label")
+    names = table.ids[table.rows("train")].tolist()
+    rows = tuple(CsvRow(0, {"file": str(name), "label": ""}) for name in names)
+    return CsvTable(header, header, rows)
 
 
 def _render_marks(table: ImageTable, row: int, checked: CheckedLabels) -> dict[str, str]:
@@ -407,14 +382,11 @@ def _read_original(site_data: SiteData) -> CsvTable | None:
 
 def _rename_marks(sheet: CsvTable, root: Path) -> CsvTable:
     """Marks that names.toml calls otherwise get their usual names, which --labels knows, too."""
-    names = {}
-    for own_name, name in read_folder_names(root, COLUMNS).columns.items():
-        if name in _MARK_COLUMNS:
-            names[own_name] = name
-    header = []
-    for column, own_name in zip(sheet.columns, sheet.header, strict=True):
-        header.append(names.get(column, own_name))
-    return replace(rename_columns(sheet, names), header=tuple(header))
+    own_names = read_folder_names(root, COLUMNS).columns
+    names = {own: name for own, name in own_names.items() if name in _MARK_COLUMNS}
+    columns = zip(sheet.columns, sheet.header, strict=True)
+    header = tuple(names.get(column, own_name) for column, own_name in columns)
+    return replace(rename_columns(sheet, names), header=header)
 
 
 def _lists_every_image(sheet: CsvTable, table: ImageTable) -> bool:
@@ -422,9 +394,3 @@ def _lists_every_image(sheet: CsvTable, table: ImageTable) -> bool:
         return False
     files = {normal_path(cells["file"]) for _, cells in sheet.rows}
     return files >= set(map(str, table.ids))
-
-
-def _render_csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue().encode()

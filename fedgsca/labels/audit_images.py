@@ -31,14 +31,6 @@ def content_hash(image: np.ndarray) -> str:
 
 
 @dataclass(frozen=True)
-class CleanNeighbours:
-    """Rows of clean examples that are similar to a suspect, of the two classes in question."""
-
-    given: tuple[int, ...]
-    suggestion: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class AuditImages:
     """The images behind one audit."""
 
@@ -116,15 +108,6 @@ class AuditImages:
         path = (root / str(self.site_data.table.ids[self.site_data.rows[row]])).resolve()
         return path if path.is_relative_to(root.resolve()) and path.is_file() else None
 
-    def neighbours(self, row: int, k: int = 3) -> CleanNeighbours:
-        """Up to k similar clean examples of the given and of the suggested class."""
-        suspect = self.audit.by_row(row)
-        if suspect is None:
-            return CleanNeighbours((), ())
-        given = self.similar(row, suspect.given, k)
-        suggestion = self.similar(row, suspect.suggestion, k)
-        return CleanNeighbours(tuple(given), tuple(suggestion))
-
     def similar(self, row: int, label: str, k: int = 3) -> list[int]:
         """Up to k rows of clean examples of a class, the most similar first (cosine).
 
@@ -177,8 +160,5 @@ def encode_image(pixels: np.ndarray, size: int, file_format: str = "PNG") -> byt
     if max(image.size) > size:
         image.thumbnail((size, size), Image.Resampling.LANCZOS)
     out = io.BytesIO()
-    if file_format == "JPEG":
-        image.save(out, file_format, quality=JPEG_QUALITY)
-    else:
-        image.save(out, file_format)
+    image.save(out, file_format, quality=JPEG_QUALITY)  # PNG has no quality and ignores it
     return out.getvalue()

@@ -79,20 +79,13 @@ class Suspect:
     def from_json(line: bytes) -> Suspect:
         """The label of a line; raises ValueError, TypeError or KeyError for anything else."""
         values: dict[str, Any] = json.loads(line)
-        suggestion = str(values.pop("suggested"))
-        runners_up = tuple((str(name), float(p)) for name, p in values.pop("others"))
-        opinions = {}
-        for source, (name, confidence) in values.pop("opinions", {}).items():
-            opinions[source] = (str(name), float(confidence))
-        copies = [
-            (int(row), str(name), str(label)) for row, name, label in values.pop("copies", ())
-        ]
+        opinions = values.pop("opinions").items()
         return Suspect(
+            suggestion=str(values.pop("suggested")),
+            runners_up=tuple((str(name), float(p)) for name, p in values.pop("others")),
+            opinions={source: (str(name), float(p)) for source, (name, p) in opinions},
+            copies=tuple((int(row), str(a), str(b)) for row, a, b in values.pop("copies")),
             **values,
-            suggestion=suggestion,
-            runners_up=runners_up,
-            opinions=opinions,
-            copies=tuple(copies),
         )
 
 
@@ -173,18 +166,17 @@ class Audit:
 
     def ranked_labels(self) -> Iterator[Suspect]:
         """All labels of the site, the most suspicious first, one in memory at a time."""
-        path = self.path / "suspects.jsonl"
-        with reading_audit_file(path), open(path, "rb") as handle:
-            for line in handle:
-                yield Suspect.from_json(line)
+        return self._read(range(len(self)))
 
     def suspects(self) -> Iterator[Suspect]:
         """The labels on the priority list, the most suspicious first, one in memory at a time."""
+        return self._read(self.positions())
+
+    def _read(self, positions: Iterable[int]) -> Iterator[Suspect]:
         path = self.path / "suspects.jsonl"
-        offsets = self.index["offset"][self.positions()]
         with reading_audit_file(path), open(path, "rb") as handle:
-            for offset in offsets.tolist():
-                handle.seek(offset)
+            for position in positions:
+                handle.seek(int(self.index["offset"][position]))
                 yield Suspect.from_json(handle.readline())
 
     def positions(
@@ -219,20 +211,7 @@ class Audit:
 
     def at(self, positions: Iterable[int]) -> list[Suspect]:
         """The labels at these positions (rank - 1) of the full list."""
-        suspects = []
-        path = self.path / "suspects.jsonl"
-        with reading_audit_file(path), open(path, "rb") as handle:
-            for position in positions:
-                handle.seek(int(self.index["offset"][position]))
-                suspects.append(Suspect.from_json(handle.readline()))
-        return suspects
-
-    def by_row(self, row: int) -> Suspect | None:
-        """The label of one of the site's samples; None for a row that the site does not have."""
-        if not 0 <= row < 2**32:
-            return None
-        positions = np.flatnonzero(self.index["row"] == row)
-        return self.at(positions[:1])[0] if len(positions) else None
+        return list(self._read(positions))
 
     def class_index(self, name: str) -> int:
         """The index of a class by its name."""

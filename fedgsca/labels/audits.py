@@ -7,12 +7,12 @@ features of a frozen backbone (evidence.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedgsca.config import OWN_FEATURES, Config, Tree, load_config, parse_set
+from fedgsca.config import OWN_FEATURES, Config, load_config, parse_set
 from fedgsca.data.readers.features_npz import FILE_NAME, has_features
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import DataError, RunFolderError
@@ -26,15 +26,14 @@ from fedgsca.federation.deployment import prepare_site
 from fedgsca.federation.label_evidence import (
     EvidenceHeader,
     read_header,
-    sites_with_evidence,
     write_evidence,
     write_header,
 )
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import Division, divide
 from fedgsca.federation.site_rows import SiteRows, write_site_rows
-from fedgsca.hospital.site_answers import with_own_weights
-from fedgsca.hospital.site_settings import read_settings, state_folder
+from fedgsca.hospital.answers import with_own_weights
+from fedgsca.hospital.settings import read_settings, state_folder
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit
 from fedgsca.labels.build_audit import audit_site
@@ -43,7 +42,6 @@ from fedgsca.labels.gallery import write_gallery
 from fedgsca.labels.site_data import (
     SETTINGS,
     EvidenceLocation,
-    SiteData,
     locate_evidence,
     open_sites,
     select_site,
@@ -93,18 +91,23 @@ def audit_run(
     review
         In place of a share: exactly so many labels, the first of the ranking.
     second_opinions
-        "neighbours", "cleanlab" (needs the extra) or both.
+        "neighbours", "regression" or both.
     on_site, on_warning
         Called with the name and number of labels of each site before its audit, and with warnings.
     """
     check_quota(quota)
     location = _locate(Path(run_folder), on_warning)
     run = location.folder
-    source = data or location.data
-    chosen_sites = _open_chosen_sites(
-        run, sites, source, labels or location.labels, location.class_names
+    all_sites = open_sites(
+        run,
+        source=data or location.data,
+        labels=labels or location.labels,
+        class_names=location.class_names,
     )
-    banner = "" if _is_finished(run) else UNFINISHED_WARNING
+    chosen_sites = [select_site(run, all_sites, name) for name in (sites or sorted(all_sites))]
+    # the state folder of a hospital does not record whether the run has ended
+    is_finished = (run / "result.json").exists() or not (run / "config.toml").exists()
+    banner = "" if is_finished else UNFINISHED_WARNING
     if banner and on_warning is not None:
         on_warning(banner)
     target = run / "audit" if out is None else Path(out)
@@ -132,24 +135,6 @@ def _locate(path: Path, on_warning: Callable[[str], None] | None) -> EvidenceLoc
     if on_warning is not None:
         on_warning(LATE_WARNING)
     return location
-
-
-def _open_chosen_sites(
-    run: Path,
-    names: Sequence[str],
-    source: str | None,
-    labels: str | None,
-    class_names: Mapping[str, str],
-) -> list[SiteData]:
-    """The data of these sites, or of all sites; a misspelled name is reported first."""
-    unknown_names = sorted(set(names) - set(sites_with_evidence(run)))
-    sites = open_sites(run, source=source, labels=labels, class_names=class_names)
-    return [select_site(run, sites, name) for name in (unknown_names or names or sorted(sites))]
-
-
-def _is_finished(run: Path) -> bool:
-    """Whether the run has its result; the state folder of a hospital does not record it."""
-    return (run / "result.json").exists() or not (run / "config.toml").exists()
 
 
 # ---- one folder of images ----
@@ -241,7 +226,10 @@ def _make_config(
     wishes = parse_set(settings)
     model_settings: dict[str, str] = {}
     if "name" not in wishes.get("model", {}):
-        model_settings["model__name"] = _choose_model(source, wishes)
+        location = Path(source.rpartition(":")[2]).expanduser()
+        has_file = has_features(location) or (location / FILE_NAME).is_file()
+        has_own = has_file or "features" in wishes.get("data", {})
+        model_settings["model__name"] = OWN_FEATURES if has_own else "efficientnet-lite0"
     return load_config(
         None,
         settings,
@@ -254,15 +242,6 @@ def _make_config(
         model__frozen=True,
         **model_settings,
     )
-
-
-def _choose_model(source: str, wishes: Tree) -> str:
-    """The user's own features where there are any, else the packaged network."""
-    has_file = "features" in wishes.get("data", {})
-    location = Path(source.rpartition(":")[2]).expanduser()
-    if has_file or has_features(location) or (location / FILE_NAME).is_file():
-        return OWN_FEATURES
-    return "efficientnet-lite0"
 
 
 def _check_size(table: ImageTable, given: np.ndarray) -> None:
@@ -288,18 +267,16 @@ def _has_evidence(folder: Path, name: str, config: Config, division: Division) -
             )
         return False
     header = read_header(folder, name)
-    has_same_data = header.fingerprint == division.table.fingerprint
-    if not has_same_data or _canonical(header.config) != _canonical(config.to_tree()):
+    config_text, header_text = (
+        json.dumps(tree, sort_keys=True, default=str) for tree in (config.to_tree(), header.config)
+    )
+    if header.fingerprint != division.table.fingerprint or config_text != header_text:
         raise RunFolderError(
             "audit.other-folder",
             f"{folder} contains the audit of other images, labels or settings",
             fix="choose another --out",
         )
     return True
-
-
-def _canonical(tree: object) -> str:
-    return json.dumps(tree, sort_keys=True, default=str)
 
 
 def _write_evidence(
@@ -331,6 +308,5 @@ def _write_evidence(
         config=config.to_tree(),
         is_alone=True,
     )
-    samples = SiteRows(rows, given, checked)
-    write_site_rows(folder, name, samples)
+    write_site_rows(folder, name, SiteRows(rows, given, checked))
     write_header(place, header)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,54 +96,37 @@ def audit_site(
         first_rows = np.isin(np.arange(len(site_data)), ranking.order[:review])
         ranking = replace(ranking, priority=first_rows)
     models = fit_models(evidence, site_data.given, site_data.checked)
-    second_opinions = _ask_second_opinions(opinions, site_data, run)
+    features = site_data.features(np.arange(len(site_data))) if opinions else None
+    second_opinions = {
+        name: ask_second_opinion(name, features, site_data.given, site_data.table.num_classes)
+        for name in opinions
+    }
     assessment = LabelAssessment(site_data, ranking, models, second_opinions, pairs)
     clean_rows = score.select_clean_examples(site_data.given, ranking)
-    _write_features(assessment, clean_rows, run, out)
+    _write_features(assessment, clean_rows, out)
     clean = {assessment.classes[label]: rows.tolist() for label, rows in clean_rows.items()}
     header = _build_header(assessment, run, out, describe_source(evidence))
-    return write_audit(out, header, _list_suspects(assessment), clean)
-
-
-def _ask_second_opinions(
-    names: Sequence[str], site_data: SiteData, run: Path
-) -> dict[str, SecondOpinion]:
-    if not names:
-        return {}
-    features = site_data.features(np.arange(len(site_data)), run)
-    opinions = {}
-    for name in names:
-        opinions[name] = ask_second_opinion(
-            name, features, site_data.given, site_data.table.num_classes
-        )
-    return opinions
-
-
-def _list_suspects(assessment: LabelAssessment) -> Iterator[Suspect]:
-    """One at a time: hashes and texts of 100,000 labels are never in memory together."""
-    for position, row in enumerate(assessment.ranking.order.tolist()):
-        yield _describe_label(assessment, row, position + 1)
+    # one at a time: hashes and texts of 100,000 labels are never in memory together
+    order = enumerate(ranking.order.tolist(), start=1)
+    suspects = (_describe_label(assessment, row, rank) for rank, row in order)
+    return write_audit(out, header, suspects, clean)
 
 
 def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect:
     site_data = assessment.site_data
     ranking = assessment.ranking
     classes = assessment.classes
-    given = int(site_data.given[row])
+    given_labels = site_data.given
+    given = int(given_labels[row])
     suggestion = int(ranking.suggestion[row])
     probs = ranking.probs[row]
     runners_up = [int(c) for c in np.argsort(-probs, kind="stable") if c != suggestion][:2]
-    opinions = {}
-    for name, opinion in assessment.opinions.items():
-        opinions[name] = (classes[opinion.labels[row]], _rounded(opinion.confidence[row]))
-    ids = site_data.table.ids[site_data.rows]
-    copies = []
-    for copy in ranking.copies.get(row, ()):
-        copies.append((copy, str(ids[copy]), classes[site_data.given[copy]]))
+    ids, rows = site_data.table.ids, site_data.rows
+    copies = ranking.copies.get(row, ())
     return Suspect(
         rank=rank,
         row=row,
-        id=str(ids[row]),
+        id=str(ids[rows[row]]),
         hash=content_hash(site_data.content(row)),
         given=classes[given],
         suggestion=classes[suggestion],
@@ -152,8 +135,11 @@ def _describe_label(assessment: LabelAssessment, row: int, rank: int) -> Suspect
         suspicion=_rounded(ranking.suspicion[row], 6),
         reason=score.describe_label(ranking, row, given, classes),
         priority=bool(ranking.priority[row]),
-        opinions=opinions,
-        copies=tuple(copies),
+        opinions={
+            name: (classes[opinion.labels[row]], _rounded(opinion.confidence[row]))
+            for name, opinion in assessment.opinions.items()
+        },
+        copies=tuple((copy, str(ids[rows[copy]]), classes[given_labels[copy]]) for copy in copies),
     )
 
 
@@ -285,7 +271,7 @@ def _round_estimate(errors: score.ErrorEstimate, least: int = 0) -> WrongEstimat
 
 
 def _write_features(
-    assessment: LabelAssessment, clean: Mapping[int, np.ndarray], run: Path, out: Path
+    assessment: LabelAssessment, clean: Mapping[int, np.ndarray], out: Path
 ) -> None:
     """Store unit vectors of the priority list and the clean examples: the page needs no network."""
     from safetensors.numpy import save
@@ -293,7 +279,7 @@ def _write_features(
     rows = np.unique(np.concatenate([np.flatnonzero(assessment.ranking.priority), *clean.values()]))
     features = None
     if len(rows):  # none at a site of which all labels were checked
-        features = assessment.site_data.features(rows, run)
+        features = assessment.site_data.features(rows)
     if features is None:
         remove_quietly(out / "features.safetensors")
         return

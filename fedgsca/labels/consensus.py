@@ -135,23 +135,19 @@ def measure_agreement(
     order: Sequence[str] = (),
 ) -> ReviewerAgreement:
     """How far two reviewers agree, from their decisions by row; `order` as for `cohens_kappa`."""
-    common_rows = [row for row in first if row in second]
-    first_labels = []
-    second_labels = []
+    pairs = [(first[row], second[row]) for row in first if row in second]
+    labels = [(a.final, b.final) for a, b in pairs if a.final is not None and b.final is not None]
+    first_labels = [one for one, _ in labels]
+    second_labels = [two for _, two in labels]
     conflicts = []
-    for row in common_rows:
-        one = first[row].final
-        two = second[row].final
-        if one is not None and two is not None:
-            first_labels.append(one)
-            second_labels.append(two)
-        if one != two:
-            conflicts.append(ReviewConflict(row, first[row].id, first[row].given, (one, two)))
+    for a, b in pairs:
+        if a.final != b.final:
+            conflicts.append(ReviewConflict(a.row, a.id, a.given, (a.final, b.final)))
     return ReviewerAgreement(
         reviewers=reviewers,
-        num_common=len(common_rows),
-        num_labelled=len(first_labels),
-        num_equal=sum(a == b for a, b in zip(first_labels, second_labels, strict=True)),
+        num_common=len(pairs),
+        num_labelled=len(labels),
+        num_equal=sum(one == two for one, two in labels),
         kappa=cohens_kappa(first_labels, second_labels),
         weighted_kappa=cohens_kappa(first_labels, second_labels, order) if order else None,
         conflicts=tuple(conflicts),
@@ -196,15 +192,21 @@ def find_disagreements(decisions: Decisions) -> dict[int, tuple[Decision, ...]]:
 
     A reader who cannot tell disagrees with one who can.
     """
-    by_row: dict[int, list[Decision]] = {}
-    for name in decisions.reviewers():
-        for row, decision in decisions.readings(name).items():
-            by_row.setdefault(row, []).append(decision)
     disagreements = {}
-    for row, readings in sorted(by_row.items()):
+    for row, row_decisions in _group_by_row(decisions, decisions.reviewers()):
+        readings = [decision for decision in row_decisions if not decision.adjudication]
         if len({decision.final for decision in readings}) > 1:
             disagreements[row] = tuple(readings)
     return disagreements
+
+
+def _group_by_row(decisions: Decisions, names: Sequence[str]) -> list[tuple[int, list[Decision]]]:
+    """Rows, ascending, with the decisions of these people that count."""
+    by_row: dict[int, list[Decision]] = {}
+    for name in names:
+        for row, decision in decisions.by_reviewer(name).items():
+            by_row.setdefault(row, []).append(decision)
+    return sorted(by_row.items(), key=lambda item: item[0])
 
 
 def find_consensus(
@@ -218,14 +220,10 @@ def find_consensus(
     names = [name for name in decisions.reviewers() if name not in without]
     if prefer is not None and prefer not in names:
         raise unknown_reviewer(prefer, "--prefer", names, decisions.path.parent)
-    by_row: dict[int, list[Decision]] = {}
-    for name in names:
-        for row, decision in decisions.by_reviewer(name).items():
-            by_row.setdefault(row, []).append(decision)
     agreements = {}
     disputes = {}
     unsure = {}
-    for row, row_decisions in sorted(by_row.items()):
+    for row, row_decisions in _group_by_row(decisions, names):
         readings = [decision for decision in row_decisions if not decision.adjudication]
         labels = {decision.final for decision in readings}
         judges = [d for d in row_decisions if d.adjudication and d.final is not None]

@@ -17,12 +17,12 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.support.files import (
@@ -70,10 +70,83 @@ class Decision:
     adjudication: bool = False
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
+    @staticmethod
+    def about(suspect: Suspect, label: str | None, *, reviewer: str, **facts: Any) -> Decision:
+        """What a reviewer says the label of `suspect` is; None: cannot tell.
+
+        `facts` are further fields. The given label is kept and the suggested one accepted; any
+        other one is a change.
+        """
+        actions = {None: "unsure", suspect.given: "keep", suspect.suggestion: "accept"}
+        return Decision(
+            reviewer=reviewer,
+            row=suspect.row,
+            id=suspect.id,
+            hash=suspect.hash,
+            given=suspect.given,
+            action=actions.get(label, "change"),
+            label=None if label == suspect.given else label,
+            **facts,
+        )
+
     @property
     def final(self) -> str | None:
         """The label that this reviewer decided on; None: cannot tell."""
         return self.given if self.action == "keep" else self.label
+
+
+# JSON has one kind of number
+_FIELD_TYPES = {**get_type_hints(Decision), "seconds": int | float | None}
+
+
+class GrowingFile:
+    """Lines of JSON that are only added. A lock makes several processes take turns."""
+
+    def __init__(self, path: Path, error_code: str) -> None:
+        """The error with this code says that a line could not be saved."""
+        self.path = path
+        self._error_code = error_code
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[int]:
+        """Open the file for one writer at a time."""
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = wait_for_lock(self.path.with_name(f"{self.path.name}.lock"))
+                stack.callback(lock.release)
+                handle = os.open(self.path, GROWING_FILE, PRIVATE)
+                stack.callback(os.close, handle)
+            except OSError as error:
+                raise self._not_saved(error) from error
+            yield handle
+
+    def append(self, handle: int, entry: Mapping[str, object], *, is_flushed: bool = True) -> None:
+        """Add a line, whole or not at all; raises RunFolderError if it is not on the disk.
+
+        `is_flushed` waits for the disk; without it a power cut may lose the last lines.
+        """
+        size = os.fstat(handle).st_size
+        data = json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+        if size and read_bytes_from(handle, size - 1, size) != b"\n":
+            data = b"\n" + data  # a crash left a line without an end: seal it off
+        try:
+            if os.write(handle, data) != len(data):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if is_flushed:
+                os.fsync(handle)
+        except OSError as error:
+            # half a line would be sealed off later, but it is better to have none
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, size)
+            raise self._not_saved(error) from error
+
+    def _not_saved(self, error: OSError) -> RunFolderError:
+        problem = "no space left" if is_disk_full(error) else error.strerror or str(error)
+        return RunFolderError(
+            self._error_code,
+            f"NOT saved: cannot write to {self.path}: {problem}",
+            fix=f"free some space under {self.path.parent} or make it writable, then decide again",
+        )
 
 
 class Decisions:
@@ -88,15 +161,14 @@ class Decisions:
         highest, where classes are grades.
         """
         self.path = folder / FILE
+        self._file = GrowingFile(self.path, "review.not-saved")
         self.classes = tuple(classes)
         self.order = tuple(order)
         # lines that cannot be read as decisions
         self.damaged_lines = 0
         self._bytes_read = 0
-        # reviewer -> row -> decisions that were not undone; the last one counts
-        self._history: dict[str, dict[int, list[Decision]]] = {}
-        # reviewer -> rows in the order of their decisions, for undo
-        self._order: dict[str, list[int]] = {}
+        # reviewer -> decisions that were not undone; the last one about a row counts
+        self._history: dict[str, list[Decision]] = {}
         self._requests: dict[tuple[str, str], Decision] = {}
         self._thread_lock = Lock()
         self.refresh()
@@ -110,13 +182,12 @@ class Decisions:
     def reviewers(self) -> list[str]:
         """Names of the people with decisions that count."""
         with self._thread_lock:
-            return sorted(name for name, rows in self._history.items() if any(rows.values()))
+            return sorted(name for name, history in self._history.items() if history)
 
     def by_reviewer(self, reviewer: str) -> dict[int, Decision]:
         """Row -> the decision that counts, in the order in which the rows were first decided."""
         with self._thread_lock:
-            history = self._history.get(reviewer, {})
-            return {row: decisions[-1] for row, decisions in history.items() if decisions}
+            return {decision.row: decision for decision in self._history.get(reviewer, ())}
 
     def readings(self, reviewer: str) -> dict[int, Decision]:
         """Row -> the decision that counts, without adjudications of other people's readings."""
@@ -125,9 +196,11 @@ class Decisions:
 
     def latest(self, reviewer: str, count: int) -> list[Decision]:
         """The newest decisions that count, the last one last."""
+        newest: dict[int, Decision] = {}
         with self._thread_lock:
-            rows = list(dict.fromkeys(reversed(self._order.get(reviewer, ()))))[:count]
-            return [self._history[reviewer][row][-1] for row in reversed(rows)]
+            for decision in reversed(self._history.get(reviewer, ())):
+                newest.setdefault(decision.row, decision)
+        return list(newest.values())[:count][::-1]
 
     def record(
         self, suspect: Suspect, label: str | None, *, reviewer: str, reason: str = ""
@@ -143,18 +216,7 @@ class Decisions:
                 f"there is no class named {label!r}",
                 fix=f"{did_you_mean(label, self.classes)}use one of: {', '.join(self.classes)}",
             )
-        action, new_label = resolve_action(suspect, label)
-        decision = Decision(
-            reviewer=reviewer,
-            row=suspect.row,
-            id=suspect.id,
-            hash=suspect.hash,
-            given=suspect.given,
-            action=action,
-            label=new_label,
-            reason=reason,
-        )
-        return self.add(decision)
+        return self.add(Decision.about(suspect, label, reviewer=reviewer, reason=reason))
 
     def add(self, decision: Decision, *, replaces: str | None = None) -> Decision:
         """Write one decision; returns it, or the one that the same request wrote before.
@@ -167,9 +229,10 @@ class Decisions:
             earlier = self._find_request(decision.reviewer, decision.request)
             if earlier is not None:
                 return earlier
-            history = self._history.get(decision.reviewer, {}).get(decision.row)
-            if replaces is not None and replaces != (history[-1].time if history else ""):
-                _refuse_unseen(history[-1] if history else None)
+            history = reversed(self._history.get(decision.reviewer, ()))
+            current = next((old for old in history if old.row == decision.row), None)
+            if replaces is not None and replaces != ("" if current is None else current.time):
+                _refuse_unseen(current)
             self._append(handle, decision)
             return decision
 
@@ -177,9 +240,9 @@ class Decisions:
         """Undo the reviewer's newest decision; returns the new line, None without a decision."""
         with self._thread_lock, self._locked() as handle:
             earlier = self._find_request(reviewer, request)
-            if earlier is not None or not self._order.get(reviewer):
+            if earlier is not None or not self._history.get(reviewer):
                 return earlier
-            last = self._history[reviewer][self._order[reviewer][-1]][-1]
+            last = self._history[reviewer][-1]
             line = Decision(
                 reviewer,
                 last.row,
@@ -201,31 +264,12 @@ class Decisions:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """Open the file for one writer at a time, and read everything that others wrote."""
-        with contextlib.ExitStack() as stack:
-            try:
-                lock = wait_for_lock(self.path.with_name(f"{FILE}.lock"))
-                stack.callback(lock.release)
-                handle = os.open(self.path, GROWING_FILE, PRIVATE)
-                stack.callback(os.close, handle)
-            except OSError as error:
-                raise _not_saved(self.path, error) from error
+        with self._file.open() as handle:
             self._read_new_lines(handle)
             yield handle
 
     def _append(self, handle: int, decision: Decision) -> None:
-        size = os.fstat(handle).st_size
-        data = json.dumps(asdict(decision), ensure_ascii=False).encode() + b"\n"
-        if size > self._bytes_read:  # a crash left a line without an end: seal it off
-            data = b"\n" + data
-        try:
-            if os.write(handle, data) != len(data):
-                raise OSError(errno.ENOSPC, "No space left on device")
-            os.fsync(handle)
-        except OSError as error:
-            # half a line would be sealed off later, but it is better to have none
-            with contextlib.suppress(OSError):
-                os.ftruncate(handle, size)
-            raise _not_saved(self.path, error) from error
+        self._file.append(handle, asdict(decision))
         self._read_new_lines(handle)
 
     def _read_new_lines(self, handle: int) -> None:
@@ -248,27 +292,16 @@ class Decisions:
         if decision is None:
             self.damaged_lines += 1
             return
-        rows = self._history.setdefault(decision.reviewer, {})
-        order = self._order.setdefault(decision.reviewer, [])
+        history = self._history.setdefault(decision.reviewer, [])
         if decision.request:
             self._requests[decision.reviewer, decision.request] = decision
         if decision.action != UNDO:
-            rows.setdefault(decision.row, []).append(decision)
-            order.append(decision.row)
-        elif rows.get(decision.row):
-            rows[decision.row].pop()
-            del order[len(order) - 1 - order[::-1].index(decision.row)]
-
-
-def resolve_action(suspect: Suspect, label: str | None) -> tuple[str, str | None]:
-    """The action, and the new label if there is one, of a reviewer who says what the label is."""
-    if label is None:
-        return "unsure", None
-    if label == suspect.given:
-        return "keep", None
-    if label == suspect.suggestion:
-        return "accept", label
-    return "change", label
+            history.append(decision)
+            return
+        for i in reversed(range(len(history))):
+            if history[i].row == decision.row:
+                del history[i]
+                return
 
 
 def check_reviewer_name(name: str) -> None:
@@ -301,37 +334,11 @@ def parse_decision(line: bytes) -> Decision | None:
         decision = Decision(**values)
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    is_valid = "time" in values and _has_valid_types(decision)
-    return decision if is_valid else None
-
-
-def _has_valid_types(decision: Decision) -> bool:
-    """Whether every value has the type of its field: one odd line must not stop the others."""
-    texts = (
-        decision.reviewer,
-        decision.hash,
-        decision.id,
-        decision.given,
-        decision.action,
-        decision.reason,
-        decision.request,
-        decision.time,
-        decision.label or "",
-    )
-    if not all(isinstance(text, str) for text in texts):
-        return False
-    is_row = isinstance(decision.row, int) and not isinstance(decision.row, bool)
-    is_duration = decision.seconds is None or isinstance(decision.seconds, int | float)
-    are_flags = isinstance(decision.blind, bool) and isinstance(decision.adjudication, bool)
-    return is_row and is_duration and are_flags and decision.action in (*ACTIONS, UNDO)
-
-
-def _not_saved(path: Path, error: OSError) -> RunFolderError:
-    problem = error.strerror or str(error)
-    if is_disk_full(error):
-        problem = "no space left"
-    return RunFolderError(
-        "review.not-saved",
-        f"NOT saved: cannot write to {path}: {problem}",
-        fix=f"free some space under {path.parent} or make it writable, then decide again",
-    )
+    if "time" not in values or decision.action not in (*ACTIONS, UNDO):
+        return None
+    for name, kind in _FIELD_TYPES.items():
+        value = getattr(decision, name)
+        # JSON's true is an int, too
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            return None
+    return decision

@@ -8,7 +8,6 @@ Label Studio  tasks with predictions as JSON, a labelling configuration, and its
               of their own are included in the tasks.
 CVAT          "CVAT for images 1.1", an XML file with one tag per image. A suggestion that nobody
               touched has the source "auto" and is no decision.
-DICOM         a csv with the UIDs by which a viewer (OHIF, Orthanc) opens each image.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
@@ -28,13 +27,12 @@ from xml.sax.saxutils import quoteattr
 from fedgsca.errors import DataError, RunFolderError
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit, Suspect
-from fedgsca.labels.decisions import MAX_REVIEWER_NAME, Decision, Decisions, resolve_action
+from fedgsca.labels.decisions import MAX_REVIEWER_NAME, Decision, Decisions
 from fedgsca.support.csv_table import read_csv_table, write_cells
 from fedgsca.support.files import open_atomic, write_atomic
 from fedgsca.support.text import did_you_mean, one_line, printable
 
 UNSURE = "cannot tell"
-DICOM_COLUMNS = ("rank", "file", "study", "series", "instance", "given", "suggested", "reason")
 COLUMNS = (
     "id",
     "hash",
@@ -51,7 +49,6 @@ COLUMNS = (
 class ReviewBatch:
     """What goes out: labels in the order of suspicion, one reviewer's decisions, and the images."""
 
-    audit: Audit
     suspects: Iterable[Suspect]
     # row -> decision
     decisions: Mapping[int, Decision]
@@ -69,15 +66,6 @@ class Verdict:
     hash: str | None = None
     reason: str = ""
     seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class ExchangeFormat:
-    """How a tool's files are written and read."""
-
-    write: Callable[[Path, ReviewBatch], list[Path]]
-    # None: nothing comes back
-    read: Callable[[Path, Audit], Iterator[Verdict]] | None
 
 
 # ---- cleanlab ----
@@ -112,7 +100,7 @@ def _csv_cells(suspect: Suspect, decision: Decision | None) -> list[str]:
     ]
 
 
-def read_cleanlab(path: Path, audit: Audit) -> Iterator[Verdict]:
+def read_cleanlab(path: Path) -> Iterator[Verdict]:
     """The decisions of people, or the issues that cleanlab flags."""
     sheet = read_csv_table(path)
     id_columns = [column for column in ("id", "file") if column in sheet.columns]
@@ -155,31 +143,36 @@ def write_label_studio(out: Path, batch: ReviewBatch) -> list[Path]:
             separator = b",\n"
         handle.write(b"\n]\n")
     configuration = out.with_suffix(".config.xml")
-    write_atomic(configuration, _labelling_configuration(batch.audit.classes).encode())
+    write_atomic(configuration, _labelling_configuration(batch.images.audit.classes).encode())
     return [out, configuration]
 
 
 def _build_task(suspect: Suspect, batch: ReviewBatch) -> dict[str, Any]:
+    facts = ("id", "hash", "given", "reason", "rank")
+    data = {"image": _image_reference(suspect, batch)}
     prediction = {
         "model_version": "fedgsca",
         "score": suspect.suspicion,
-        "result": [_choice(suspect.suggestion)],
+        "result": [_answer("label", "choices", suspect.suggestion)],
     }
     task: dict[str, Any] = {
-        "data": {
-            "image": _image_reference(suspect, batch),
-            "id": suspect.id,
-            "hash": suspect.hash,
-            "given": suspect.given,
-            "reason": suspect.reason,
-            "rank": suspect.rank,
-        },
+        "data": data | {name: getattr(suspect, name) for name in facts},
         "predictions": [prediction],
     }
     decision = batch.decisions.get(suspect.row)
     if decision is not None:
-        task["annotations"] = [_annotation(decision)]
+        result = [_answer("label", "choices", decision.final or UNSURE)]
+        if decision.reason:
+            result.append(_answer("note", "textarea", decision.reason))
+        lead_time = decision.seconds
+        task["annotations"] = [{"result": result, "lead_time": lead_time, "was_cancelled": False}]
     return task
+
+
+def _answer(name: str, kind: str, text: str) -> dict[str, Any]:
+    """One choice or text, in the words of the labelling configuration."""
+    key = "choices" if kind == "choices" else "text"
+    return {"from_name": name, "to_name": "image", "type": kind, "value": {key: [text]}}
 
 
 def _image_reference(suspect: Suspect, batch: ReviewBatch) -> str:
@@ -187,28 +180,6 @@ def _image_reference(suspect: Suspect, batch: ReviewBatch) -> str:
     if root is not None and (root / suspect.id).is_file():
         return f"/data/local-files/?d={quote(f'{root.name}/{suspect.id}')}"
     return "data:image/png;base64," + base64.b64encode(batch.images.png(suspect.row)).decode()
-
-
-def _annotation(decision: Decision) -> dict[str, Any]:
-    result = [_choice(decision.final or UNSURE)]
-    if decision.reason:
-        note = {
-            "from_name": "note",
-            "to_name": "image",
-            "type": "textarea",
-            "value": {"text": [decision.reason]},
-        }
-        result.append(note)
-    return {"result": result, "lead_time": decision.seconds, "was_cancelled": False}
-
-
-def _choice(label: str) -> dict[str, Any]:
-    return {
-        "from_name": "label",
-        "to_name": "image",
-        "type": "choices",
-        "value": {"choices": [label]},
-    }
 
 
 def _labelling_configuration(classes: tuple[str, ...]) -> str:
@@ -224,7 +195,7 @@ def _labelling_configuration(classes: tuple[str, ...]) -> str:
 """
 
 
-def read_label_studio(path: Path, audit: Audit) -> Iterator[Verdict]:
+def read_label_studio(path: Path) -> Iterator[Verdict]:
     """Of every task, each annotator's newest annotation."""
     for task in json.loads(path.read_bytes()):
         if "data" not in task:  # the short form loses the annotators and our names of the images
@@ -298,7 +269,7 @@ def write_cvat(out: Path, batch: ReviewBatch) -> list[Path]:
     return [out]
 
 
-def read_cvat(path: Path, audit: Audit) -> Iterator[Verdict]:
+def read_cvat(path: Path) -> Iterator[Verdict]:
     """The tags that a person set or changed; a suggestion that nobody touched stays "auto"."""
     content = path.read_bytes()
     if b"<!DOCTYPE" in content or b"<!ENTITY" in content:  # CVAT writes neither
@@ -317,35 +288,26 @@ def read_cvat(path: Path, audit: Audit) -> Iterator[Verdict]:
                 )
 
 
-# ---- DICOM viewers ----
+# ---- all of them ----
 
-
-def write_dicom_links(out: Path, batch: ReviewBatch) -> list[Path]:
-    """Write a csv with the study, series and instance of each image."""
-    with open_atomic(out) as sheet:
-        write_cells(sheet, DICOM_COLUMNS)
-        for suspect in batch.suspects:
-            uids = batch.images.dicom_uids(suspect.row)
-            if len(uids) < len(DICOM_COLUMNS[2:5]):
-                raise DataError(
-                    "audit.no-dicom",
-                    f"{suspect.id} is not a DICOM file with study, series and instance",
-                    fix="choose another --format",
-                )
-            labels = (suspect.given, suspect.suggestion, suspect.reason)
-            write_cells(
-                sheet,
-                (suspect.rank, suspect.id, *(uids[name] for name in DICOM_COLUMNS[2:5]), *labels),
-            )
-    return [out]
-
-
-FORMATS: Mapping[str, ExchangeFormat] = {
-    "cleanlab": ExchangeFormat(write_cleanlab, read_cleanlab),
-    "label-studio": ExchangeFormat(write_label_studio, read_label_studio),
-    "cvat": ExchangeFormat(write_cvat, read_cvat),
-    "dicom": ExchangeFormat(write_dicom_links, None),
+Writer: TypeAlias = Callable[[Path, ReviewBatch], list[Path]]
+Reader: TypeAlias = Callable[[Path], Iterator[Verdict]]
+FORMATS: Mapping[str, tuple[Writer, Reader]] = {
+    "cleanlab": (write_cleanlab, read_cleanlab),
+    "label-studio": (write_label_studio, read_label_studio),
+    "cvat": (write_cvat, read_cvat),
 }
+# what reading a file of another program, or one that is damaged, may raise
+_MISFITS = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    SyntaxError,
+)
 _MAX_NOTE = 2000  # characters
 _MAX_SECONDS = 1e6
 
@@ -368,18 +330,16 @@ def export_suspects(
             f"{out} already exists and is not overwritten",
             fix="choose another --out",
         )
+    write, _ = _find_format(format_name)
     decisions = _decisions_to_export(audit, reviewer)
     suspects = audit.ranked_labels() if all_labels else audit.suspects()
-    batch = ReviewBatch(audit, suspects, decisions, AuditImages.open(audit))
-    return _find_format(format_name).write(out, batch)
+    return write(out, ReviewBatch(suspects, decisions, AuditImages.open(audit)))
 
 
 def _decisions_to_export(audit: Audit, reviewer: str | None) -> Mapping[int, Decision]:
     """Row -> decision of this reviewer, or of the only one."""
     decisions = Decisions(audit.path)
-    if reviewer is not None:
-        return decisions.by_reviewer(reviewer)
-    names = decisions.reviewers()
+    names = decisions.reviewers() if reviewer is None else [reviewer]
     if len(names) > 1:
         raise DataError(
             "audit.several-reviewers",
@@ -397,14 +357,11 @@ def import_verdicts(
     `reviewer` replaces the names in the file. Returns reviewer -> number of new decisions, which is
     0 if all of them were imported before.
     """
-    verdicts = _read_verdicts(audit, format_name, path)
+    verdicts = _read_verdicts(format_name, path)
     ids = {verdict.id for verdict in verdicts}
     suspects = {suspect.id: suspect for suspect in audit.ranked_labels() if suspect.id in ids}
-    problems = []
-    for verdict in verdicts:
-        problem = _find_mismatch(verdict, suspects.get(verdict.id), audit.classes)
-        if problem is not None:
-            problems.append(problem)
+    mismatches = (_find_mismatch(v, suspects.get(v.id), audit.classes) for v in verdicts)
+    problems = [problem for problem in mismatches if problem is not None]
     if problems:
         raise DataError(
             "audit.import-mismatch",
@@ -417,33 +374,15 @@ def import_verdicts(
     for verdict in verdicts:
         name = reviewer or verdict.reviewer
         decision = _decision_of(verdict, suspects[verdict.id], name)
-        is_new = decisions.add(decision) is decision
-        counts[name] += int(is_new)
+        counts[name] += int(decisions.add(decision) is decision)
     return dict(counts)
 
 
-def _read_verdicts(audit: Audit, format_name: str, path: Path) -> list[Verdict]:
-    read = _find_format(format_name).read
-    if read is None:
-        raise DataError(
-            "audit.unknown-format",
-            f"{format_name} files have no decisions to import",
-            fix="decide on the page of `fedgsca review`, or choose another --format",
-        )
+def _read_verdicts(format_name: str, path: Path) -> list[Verdict]:
+    _, read = _find_format(format_name)
     try:
-        verdicts = list(read(path, audit))
-        return [_clean_verdict(verdict) for verdict in verdicts]
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        RecursionError,
-        OverflowError,
-        SyntaxError,
-    ) as error:
+        return [_clean_verdict(verdict) for verdict in read(path)]
+    except _MISFITS as error:
         problem = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             problem = error.strerror or str(error)
@@ -467,7 +406,7 @@ def _clean_verdict(verdict: Verdict) -> Verdict:
     )
 
 
-def _find_format(name: str) -> ExchangeFormat:
+def _find_format(name: str) -> tuple[Writer, Reader]:
     if name not in FORMATS:
         raise DataError(
             "audit.unknown-format",
@@ -491,17 +430,12 @@ def _find_mismatch(
 
 
 def _decision_of(verdict: Verdict, suspect: Suspect, reviewer: str) -> Decision:
-    action, label = resolve_action(suspect, verdict.label)
     # the same verdict read twice is one decision
     digest = hashlib.sha256(repr((reviewer, verdict)).encode()).hexdigest()[:24]
-    return Decision(
+    return Decision.about(
+        suspect,
+        verdict.label,
         reviewer=reviewer,
-        row=suspect.row,
-        id=suspect.id,
-        hash=suspect.hash,
-        given=suspect.given,
-        action=action,
-        label=label,
         reason=verdict.reason,
         seconds=verdict.seconds,
         request=f"import-{digest}",

@@ -86,17 +86,12 @@ def find_label_issues(
         check_quota(quota)
     judgement = judge_labels(prob_array, label_array, np.arange(len(label_array)) % 2)
     ranking = rank_labels(SiteEvidence.of(judgement), label_array, 0.1 if quota is None else quota)
+    mask = ranking.priority
     if quota is None:
         doubtful = prob_array.argmax(axis=1) != label_array
         mask = doubtful & (ranking.suspicion >= MIN_SUSPICION)
-    else:
-        mask = ranking.priority
-    issues: np.ndarray = ranking.order[mask[ranking.order]]
-    if return_mask:
-        issues = mask
-    if return_scores:
-        return issues, ranking.suspicion
-    return issues
+    issues: np.ndarray = mask if return_mask else ranking.order[mask[ranking.order]]
+    return (issues, ranking.suspicion) if return_scores else issues
 
 
 def check_quota(quota: float) -> None:

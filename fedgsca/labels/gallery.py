@@ -34,45 +34,40 @@ from fedgsca.support.files import write_atomic
 from fedgsca.support.text import DASH, NBSP, plural
 from fedgsca.support.version import __version__
 
+# a page of so many images has about 5 MB and still opens on a phone
 MAX_CONFUSIONS = 10  # sections
-MAX_SUSPECTS = 12  # in each section
+MAX_SUSPECTS = 10  # in each section
 MAX_EXAMPLES = 2  # clean images of each class beside a suspect
 SUSPECT_PIXELS = 104
 EXAMPLE_PIXELS = 64
-MAX_IMAGE_BYTES = 4_500_000  # a page of 5 MB still opens on a phone
-OPINION_PHRASES = {"neighbours": "Its nearest neighbours say", "cleanlab": "Cleanlab says"}
+OPINION_PHRASES = {
+    "neighbours": "Its nearest neighbours say",
+    "regression": "A regression says",
+}
 
 
 def write_gallery(images: AuditImages, *, banner: str = "") -> Path:
-    """Write gallery.html into the audit's folder. `banner` is a warning at the top of the page."""
+    """Write gallery.html into the audit's folder.
+
+    `banner` is a warning at the top of the page; that of the audit itself replaces it.
+    """
     from fedgsca.lab.report.html_page import render_page
 
-    target = images.audit.path / "gallery.html"
-    page = render_page(build_gallery(images, banner))
-    write_atomic(target, page.encode())
-    return target
-
-
-def build_gallery(images: AuditImages, banner: str = "") -> Page:
-    """The page of one audit; the warning of the audit itself replaces `banner`."""
     header = images.audit.header
     summary = header.summary
-    sections = [
-        _class_section(summary),
-        _confusion_section(summary),
-        _copy_section(images),
-        *_suspect_sections(images),
-    ]
     labels = plural(summary.labels, "label")
-    return Page(
+    page = Page(
         title=f"Suspect labels of {header.site}",
         subtitle=f"{images.site_data.table.name} · {labels} · judged {_describe_origin(header)}",
         lead=_lead_sentences(summary),
         tiles=_tiles(summary),
-        sections=[section for section in sections if section is not None],
+        sections=[*_copy_sections(images), *_suspect_sections(images), _class_section(summary)],
         banner=header.warning or banner,
         footer=f"fedgsca {__version__} · {header.site}",
     )
+    target = images.audit.path / "gallery.html"
+    write_atomic(target, render_page(page).encode())
+    return target
 
 
 def _describe_origin(header: AuditSummary) -> str:
@@ -178,23 +173,8 @@ def _class_section(summary: LabelSummary) -> PageSection:
     )
 
 
-def _confusion_section(summary: LabelSummary) -> PageSection | None:
-    rows = [[f"{pair.given} → {pair.suggestion}", str(pair.count)] for pair in summary.confusions]
-    if not rows:
-        return None
-    total = sum(pair.count for pair in summary.confusions)
-    caption = f"Confusions among the {plural(total, 'label')} that are probably wrong"
-    return PageSection(
-        "confusions",
-        "Confusions",
-        "What the label says, and what the model says instead. The sections below and the menu of"
-        " the review page count the labels to review instead.",
-        [fold_long_table(Table(caption, ["Given → suggested", "Labels"], rows))],
-    )
-
-
-def _copy_section(images: AuditImages) -> PageSection | None:
-    """Contradicting copies, each beside the other."""
+def _copy_sections(images: AuditImages) -> list[PageSection]:
+    """Contradicting copies, each beside the other, if there are any."""
     cards = []
     copy_rows: set[int] = set()
     for suspect in images.audit.window(0, 2 * MAX_SUSPECTS):
@@ -205,73 +185,41 @@ def _copy_section(images: AuditImages) -> PageSection | None:
                 copies.append((f"copy: {label}", [_photo(images, row, name, SUSPECT_PIXELS)]))
             cards.append(_make_card(images, suspect, copies))
     if not cards:
-        return None
-    return PageSection(
-        "copies",
-        "The same image with different labels",
-        "At least one label of each pair is wrong, whatever the evidence says.",
-        [CardList(cards)],
-    )
+        return []
+    intro = "At least one label of each pair is wrong, whatever the evidence says."
+    title = "The same image with different labels"
+    return [PageSection("copies", title, intro, [CardList(cards)])]
 
 
 def _suspect_sections(images: AuditImages) -> list[PageSection]:
     """One section per confusion, the most frequent first, until the page is full."""
-    index = images.audit.index
-    priority = index[index["priority"] == 1]
+    audit = images.audit
+    priority = audit.index[audit.index["priority"] == 1]
     pairs = zip(priority["given"].tolist(), priority["suggested"].tolist(), strict=True)
     by_frequency = sorted(Counter(pairs).items(), key=lambda item: (-item[1], item[0]))
     sections: list[PageSection] = []
-    free_bytes = MAX_IMAGE_BYTES
     for (given, suggestion), count in by_frequency[:MAX_CONFUSIONS]:
-        cards = _suspect_cards(images, given, suggestion)
-        free_bytes -= sum(_count_bytes(card) for card in cards)
-        if free_bytes < 0 and sections:
-            break
-        sections.append(_suspect_section(images, given, suggestion, count, cards))
+        names = audit.classes[given], audit.classes[suggestion]
+        suspects = audit.window(0, MAX_SUSPECTS, given=names[0], suggestion=names[1])
+        cards = [_suspect_card(images, suspect) for suspect in suspects if not suspect.copies]
+        intro = f"Given {names[0]}, suggested {names[1]}: {plural(count, 'label')} to review"
+        if count > len(cards):
+            intro += f"; the first {len(cards)} are shown"
+        title = f"{names[0]} → {names[1]}"
+        sections.append(
+            PageSection(f"pair-{given}-{suggestion}", title, f"{intro}.", [CardList(cards)])
+        )
     return sections
 
 
-def _suspect_section(
-    images: AuditImages, given: int, suggestion: int, count: int, cards: Sequence[ImageCard]
-) -> PageSection:
-    given_name = images.audit.classes[given]
-    suggestion_name = images.audit.classes[suggestion]
-    intro = f"Given {given_name}, suggested {suggestion_name}: {plural(count, 'label')} to review"
-    if count > len(cards):
-        intro += f"; the first {len(cards)} are shown"
-    return PageSection(
-        f"pair-{given}-{suggestion}",
-        f"{given_name} → {suggestion_name}",
-        f"{intro}.",
-        [CardList(cards)],
-    )
-
-
-def _suspect_cards(images: AuditImages, given: int, suggestion: int) -> list[ImageCard]:
-    audit = images.audit
-    suspects = audit.window(
-        0, MAX_SUSPECTS, given=audit.classes[given], suggestion=audit.classes[suggestion]
-    )
-    return [_suspect_card(images, suspect) for suspect in suspects if not suspect.copies]
-
-
-def _count_bytes(card: ImageCard) -> int:
-    """Bytes of the images of a card."""
-    size = len(card.photo.data)
-    for _, photos in card.references:
-        size += sum(len(photo.data) for photo in photos)
-    return size
-
-
 def _suspect_card(images: AuditImages, suspect: Suspect) -> ImageCard:
-    neighbours = images.neighbours(suspect.row, MAX_EXAMPLES)
     references = []
-    for name, rows in (
-        (suspect.given, neighbours.given),
-        (suspect.suggestion, neighbours.suggestion),
-    ):
+    for name in (suspect.given, suspect.suggestion):
+        rows = images.similar(suspect.row, name, MAX_EXAMPLES)
         if rows:
-            references.append((f"clean {name}", _example_photos(images, rows, name)))
+            alt = f"an example of {name}"
+            photos = [_photo(images, row, alt, EXAMPLE_PIXELS) for row in rows]
+            references.append((f"clean {name}", photos))
     return _make_card(images, suspect, references)
 
 
@@ -287,10 +235,6 @@ def _make_card(
         text,
         references,
     )
-
-
-def _example_photos(images: AuditImages, rows: Sequence[int], name: str) -> list[Photo]:
-    return [_photo(images, row, f"an example of {name}", EXAMPLE_PIXELS) for row in rows]
 
 
 def _photo(images: AuditImages, row: int, alt: str, size: int) -> Photo:

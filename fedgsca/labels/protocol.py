@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgsca.data.relabel import LabelChange
 from fedgsca.errors import ConfigError
 from fedgsca.lab.report.elements import Page, PageSection, Tile
 from fedgsca.lab.table import Table
@@ -58,8 +59,7 @@ class ReviewResult:
     audits: Sequence[Audit]
     # key of COUNT_LABELS -> number of labels
     counts: Mapping[str, int]
-    # old and new label of every change
-    changes: Sequence[tuple[str, str]]
+    changes: Sequence[LabelChange]
     classes: tuple[str, ...]
     # (n,) class indices of all labels of the data
     old_labels: np.ndarray
@@ -81,16 +81,11 @@ def load_texts(language: str) -> Mapping[str, str]:
     return texts.get(language, {})
 
 
-def protocol_path(file: Path) -> Path:
-    """The page beside a file of corrected labels."""
-    return file.with_name(f"{file.stem}.protocol.html")
-
-
 def write_protocol(file: Path, result: ReviewResult, language: str = "") -> Path:
     """Write the page beside the corrected labels `file`, for the owner of the file only."""
     from fedgsca.lab.report.html_page import render_page
 
-    target = protocol_path(file)
+    target = file.with_name(f"{file.stem}.protocol.html")
     page = build_protocol(file, result, language)
     write_atomic(target, render_page(page).encode())
     return target
@@ -124,22 +119,21 @@ def build_protocol(file: Path, result: ReviewResult, language: str = "") -> Page
 
 def _make_tables(result: ReviewResult) -> list[tuple[Sequence[str], list[list[str]]]]:
     """Names of the columns and rows of the tables, in the order of HEADINGS."""
-    summaries = [summarise_decisions(audit.open_decisions()) for audit in result.audits]
     readers = []
     agreement = []
     signatures = []
-    for summary in summaries:
+    for audit in result.audits:
+        summary = summarise_decisions(audit.open_decisions())
         for name, reviewer in summary.reviewers.items():
-            is_left_out = name in result.without
             counts = [str(reviewer.num_decisions), *map(str, reviewer.actions.values())]
-            readers.append([name, *counts, "–" if is_left_out else "✓"])
-            if not is_left_out:
+            readers.append([name, *counts, "–" if name in result.without else "✓"])
+            if name not in result.without:
                 signatures.append([name, "", ""])
         for pair in summary.agreement:
             kappas = [number(pair.kappa, 2), number(pair.weighted_kappa, 2)]
             counts = [str(pair.num_labelled), str(pair.num_equal)]
             agreement.append([" · ".join(pair.reviewers), *counts, *kappas])
-    changes = Counter(result.changes).most_common()
+    changes = Counter((change.old, change.new) for change in result.changes).most_common()
     return [
         (READER_HEAD, readers),
         (AGREEMENT_HEAD, agreement),
@@ -154,8 +148,8 @@ def _list_classes(result: ReviewResult) -> list[list[str]]:
     num_classes = len(result.classes)
     old_counts = np.bincount(result.old_labels, minlength=num_classes)
     new_counts = np.bincount(result.new_labels, minlength=num_classes)
-    losses = Counter(old for old, _ in result.changes)
-    gains = Counter(new for _, new in result.changes)
+    losses = Counter(change.old for change in result.changes)
+    gains = Counter(change.new for change in result.changes)
     rows = []
     for i, name in enumerate(result.classes):
         rows.append([name, *map(str, (old_counts[i], losses[name], gains[name], new_counts[i]))])

@@ -1,7 +1,7 @@
-"""Second opinions about a site's labels: its nearest neighbours, or cleanlab.
+"""Second opinions about a site's labels: its nearest neighbours, or a logistic regression.
 
 They use the site's own features alone. They are shown beside the federation's suggestion and do not
-change the ranking. This is the only file that imports cleanlab.
+change the ranking.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fedgsca.errors import ConfigError, MissingExtraError
+from fedgsca.errors import ConfigError
 from fedgsca.support.text import did_you_mean
 
 FOLDS = 5
 BLOCK = 512  # rows compared at a time, so that memory does not grow with the square of n
-
-
 NEIGHBOURS = 10
 
 
@@ -44,7 +41,7 @@ def neighbour_opinion(features: np.ndarray, given: np.ndarray, num_classes: int)
     return SecondOpinion(votes.argmax(axis=1), votes.max(axis=1) / max(nearest.shape[1], 1))
 
 
-def cleanlab_opinion(features: np.ndarray, given: np.ndarray, num_classes: int) -> SecondOpinion:
+def regression_opinion(features: np.ndarray, given: np.ndarray, num_classes: int) -> SecondOpinion:
     """The most probable class by a logistic regression trained on the other four fifths."""
     probs = out_of_sample_probs(features, given, num_classes)
     return SecondOpinion(probs.argmax(axis=1), probs.max(axis=1))
@@ -52,7 +49,7 @@ def cleanlab_opinion(features: np.ndarray, given: np.ndarray, num_classes: int) 
 
 OPINIONS: dict[str, Callable[[np.ndarray, np.ndarray, int], SecondOpinion]] = {
     "neighbours": neighbour_opinion,
-    "cleanlab": cleanlab_opinion,
+    "regression": regression_opinion,
 }
 
 
@@ -69,14 +66,13 @@ def ask_second_opinion(
     if features is None:
         raise ConfigError(
             "audit.no-features",
-            f"a second opinion by {name} needs features, and this folder contains no model to"
-            " compute them with",
-            fix="omit --second-opinion, or give the folder of the finished run",
+            f"a second opinion by {name} needs the features of a frozen network",
+            fix="omit --second-opinion, or pip install 'fedgsca[weights]' and make the run again",
         )
     return OPINIONS[name](features, given, num_classes)
 
 
-# ---- cleanlab ----
+# ---- a regression ----
 
 
 def out_of_sample_probs(
@@ -86,7 +82,6 @@ def out_of_sample_probs(
 
     `features` is (n, D), `given` (n,) class indices. A class that a regression has not seen gets 0.
     """
-    _import_cleanlab()
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -102,26 +97,6 @@ def out_of_sample_probs(
             model = LogisticRegression(max_iter=200).fit(features[train], given[train])
         probs[np.ix_(test, model.classes_)] = model.predict_proba(features[test])
     return probs
-
-
-def label_quality(
-    probs: np.ndarray, given: np.ndarray, method: str = "self_confidence"
-) -> np.ndarray:
-    """(n,) cleanlab's label quality scores, lower is worse."""
-    cleanlab = _import_cleanlab()
-    return np.asarray(cleanlab.rank.get_label_quality_scores(given, probs, method=method))
-
-
-def _import_cleanlab() -> Any:
-    try:
-        import cleanlab.rank
-    except ImportError:
-        raise MissingExtraError(
-            "extra.cleanlab-missing",
-            "a second opinion by cleanlab needs a package that is not installed",
-            fix="pip install 'fedgsca[cleanlab]', or use --second-opinion neighbours",
-        ) from None
-    return cleanlab
 
 
 # ---- similar samples ----

@@ -27,7 +27,7 @@ from fedgsca.federation.site_rows import (
     sites_with_rows,
 )
 from fedgsca.hospital.ledger import Ledger
-from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
+from fedgsca.hospital.settings import SiteSettings, read_settings, state_folder
 from fedgsca.labels.audit_table import Audit
 from fedgsca.noise import parse_noise
 from fedgsca.support.checked_labels import CheckedLabels
@@ -77,33 +77,10 @@ class SiteData:
         vector = np.ascontiguousarray(self.table.features[self.rows[row]])
         return vector.view(np.uint8)
 
-    def features(self, rows: np.ndarray, run: Path) -> np.ndarray | None:
-        """(m, D) float32 of these rows, (m,); None where the folder contains no model.
-
-        Features of the frozen backbone, or of the run's own network.
-        """
+    def features(self, rows: np.ndarray) -> np.ndarray | None:
+        """(m, D) float32 of these rows, (m,), by the frozen backbone; None without one."""
         config = self.config if self.config.model.frozen else evidence_config(self.config)
-        if config is not None:
-            return np.asarray(frozen_features(config, self.table)[self.rows[rows]])
-        return self._network_features(rows, run)
-
-    def _network_features(self, rows: np.ndarray, run: Path) -> np.ndarray | None:
-        """The same of a network that was trained as a whole: of the run's newest model."""
-        import torch
-
-        from fedgsca.lab.export.trained_model import build_network, read_trained
-        from fedgsca.methods.site import RowView, Samples
-        from fedgsca.methods.train import evaluate
-        from fedgsca.models.build import spec_of
-
-        try:
-            model = build_network(read_trained(run, checkpoint=True))
-        except RunFolderError:
-            return None
-        spec = spec_of(self.config.model.name)
-        view: np.ndarray = RowView(self.table.images, self.rows[rows])  # type: ignore[assignment]
-        samples = Samples(view, self.given[rows], self.table.num_classes, spec.mean, spec.std)
-        return evaluate(model, samples, torch.device("cpu"), features=True).features
+        return None if config is None else frozen_features(config, self.table)[self.rows[rows]]
 
     @property
     def checked(self) -> CheckedLabels | None:
@@ -139,15 +116,31 @@ def open_sites(
     header = read_header(run, names[0])
     config = build(header.config)
     if config.data.source == SITES_SOURCE:
-        table = _own_table(config, names[0], source, labels, class_names or {}, run)
-        place = absolute_source(str(source))
-    else:
+        from fedgsca.federation.deployment import site_table
+
         if source is None:
-            _check_source_exists(config.data.source)
+            raise ConfigError(
+                "audit.data-required",
+                f"the site {names[0]} has its own images, and the run does not say where they are",
+                fix="add --data FOLDER",
+            )
+        own_labels = Path(labels) if labels else None
+        table = site_table(config, source, own_labels, class_names or {}, run)
+        place = absolute_source(source)
+    else:
         changes = {"source": source, "labels": labels}
         changes = {key: value for key, value in changes.items() if value is not None}
-        config = build(merge(config.to_tree(), {"data": changes}))
-        table = _open_table(config, run)
+        if changes:
+            config = build(merge(config.to_tree(), {"data": changes}))
+        kind, path = split_source(config.data.source)
+        if source is None and config.data.source not in available_readers() and not path.exists():
+            # it may be relative to another folder, or the data may have been moved
+            raise DataError(
+                "audit.data-not-found",
+                f"the run was trained on {config.data.source}, which does not exist here",
+                fix=f"name its present place: --data {kind}PATH",
+            )
+        table = _open_table(config, run, header.fingerprint)
         place, labels = absolute_source(config.data.source), config.data.labels
     _check_data(table, header.fingerprint, place)
     sites = {}
@@ -187,47 +180,18 @@ def _check_data(table: ImageTable, fingerprint: str, place: str) -> None:
         )
 
 
-def _open_table(config: Config, run: Path) -> ImageTable:
-    """The images of a simulation as its sites show them; images of no class are made again."""
-    names = sites_with_rows(run)
-    if any(noise.replaces_images for noise in parse_noise(config.noise.spec, len(names))):
-        return divide(config).table
+def _open_table(config: Config, run: Path, fingerprint: str) -> ImageTable:
+    """The images of a simulation as its sites show them."""
     table = load_images(config, run)
+    names = sites_with_rows(run)
+    if table.fingerprint != fingerprint:  # images of no class are made again
+        noises = parse_noise(config.noise.spec, len(names))
+        if any(noise.definition.replaces_images for noise in noises):
+            return divide(config).table
     if config.noise.given:  # the marks of the file of given labels count
         sites = {name: read_site_rows(run, name) for name in names}
         table = replace(table, checked=mark_all_checked(sites, len(table)))
     return table
-
-
-def _check_source_exists(source: str) -> None:
-    """The path in the run may be relative to another folder, or the data may have been moved."""
-    kind, path = split_source(source)
-    if source not in available_readers() and not path.exists():
-        raise DataError(
-            "audit.data-not-found",
-            f"the run was trained on {source}, which does not exist here",
-            fix=f"name its present place: --data {kind}PATH",
-        )
-
-
-def _own_table(
-    config: Config,
-    name: str,
-    source: str | None,
-    labels: str | None,
-    class_names: Mapping[str, str],
-    run: Path,
-) -> ImageTable:
-    """The images of a hospital."""
-    from fedgsca.federation.deployment import site_table
-
-    if source is None:
-        raise ConfigError(
-            "audit.data-required",
-            f"the site {name} has its own images, and the run does not say where they are",
-            fix="add --data FOLDER",
-        )
-    return site_table(config, source, Path(labels) if labels else None, class_names, run)
 
 
 def select_site(run: Path, sites: Mapping[str, SiteData], name: str) -> SiteData:
@@ -303,22 +267,15 @@ def locate_evidence(path: Path) -> EvidenceLocation:
         )
     if (path / "evidence").is_dir():
         return EvidenceLocation(path)
-    _refuse_comparison(path)
-    return EvidenceLocation(_only_experiment(path) or path)
-
-
-def _refuse_comparison(path: Path) -> None:
-    """The evidence of a comparison or a table is in its runs, and the user must choose one."""
     runs = sorted(folder.parent for folder in path.glob("cells/*/evidence"))
-    if not runs:
-        return
-    fedgsca_runs = [run for run in runs if run.name.startswith("fedgsca-")]
-    example = (fedgsca_runs or runs)[0]
-    raise RunFolderError(
-        "audit.several-runs",
-        f"{path} is a comparison of {len(runs)} runs, but an audit is about one run",
-        fix=f"give the folder of one run: `fedgsca audit {example}`",
-    )
+    if runs:
+        example = next((run for run in runs if run.name.startswith("fedgsca-")), runs[0])
+        raise RunFolderError(
+            "audit.several-runs",
+            f"{path} is a comparison of {len(runs)} runs, but an audit is about one run",
+            fix=f"give the folder of one run: `fedgsca audit {example}`",
+        )
+    return EvidenceLocation(_only_experiment(path) or path)
 
 
 def _folder_of_site(site: SiteSettings, settings: Path) -> Path:

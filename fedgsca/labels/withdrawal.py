@@ -18,7 +18,7 @@ import numpy as np
 from fedgsca.config import SITES_SOURCE, Config
 from fedgsca.data.cache import list_cache, remove_cached
 from fedgsca.data.file_list import show_cases
-from fedgsca.data.load import find_reader, read_any
+from fedgsca.data.load import find_reader
 from fedgsca.data.reader import ReaderOptions
 from fedgsca.data.relabel import remove_lines
 from fedgsca.data.withdrawn import (
@@ -35,7 +35,7 @@ from fedgsca.federation.run_folder import RunFolder, read_config
 from fedgsca.federation.simulation import Experiment, prepare_remaining
 from fedgsca.federation.site_rows import RECORD
 from fedgsca.hospital.ledger import Ledger
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from fedgsca.labels import decisions
 from fedgsca.labels.site_data import SETTINGS
 from fedgsca.support.files import remove_quietly, try_lock, write_atomic
@@ -116,14 +116,14 @@ def withdraw(patients: Sequence[str], place: Path, *, takes_new: bool = False) -
         audits: list[Path] = []
         for folder in study.folders:
             experiment = _open_experiment(study, folder)
-            changes[folder] = follow_samples(
+            change = follow_samples(
                 folder,
                 experiment,
                 patients=len(patients),
                 may_add=takes_new,
                 is_hospital=study.settings is not None,
             )
-            change = changes[folder]
+            changes[folder] = change
             if change is not None:
                 if study.settings is not None:
                     _note_in_ledger(study.settings, read_config(folder), change)
@@ -176,10 +176,8 @@ def _label_files(study: _Study) -> list[Path]:
     files = list(study.labels)
     path = list_path(study.source)
     if path is not None:
-        files += [
-            log.with_name(f"{log.name.removesuffix('.changes.json')}.csv")
-            for log in sorted(path.parent.glob("*.changes.json"))
-        ]
+        for log in sorted(path.parent.glob("*.changes.json")):
+            files.append(log.with_name(f"{log.name.removesuffix('.changes.json')}.csv"))
     return [file for file in dict.fromkeys(files) if file.is_file()]
 
 
@@ -210,18 +208,15 @@ def _list_patients(source: str, patients: Sequence[str]) -> tuple[WithdrawnList,
     """The list of a source with more patients, and how many images of these there are."""
     withdrawn = read_withdrawn(source) or new_list()
     root, images = _read_images(source)
-    ids = {image.file: patient_of(root / image.file) for image in images if image.file}
     unknown_names = []
     images_of_patients: set[str] = set()
     for patient in dict.fromkeys(patients):
-        own_images = [image for image in images if image.is_of(patient, ids.get(image.file, ""))]
+        own_images = [image for image in images if image.is_of(patient)]
         if not own_images and not any(withdrawn.has(kind, patient) for kind in ("group", "file")):
             unknown_names.append(patient)
             continue
         images_of_patients.update(image.name for image in own_images)
-        headers = {
-            ids.get(image.file, "") for image in own_images if not image.is_named(patient)
-        } - {""}
+        headers = {image.header for image in own_images if not image.is_named(patient)} - {""}
         withdrawn = withdrawn.add("patient", headers)
         if any(image.group == patient for image in own_images) or headers:
             withdrawn = withdrawn.add("group", [patient])
@@ -239,38 +234,40 @@ def _list_patients(source: str, patients: Sequence[str]) -> tuple[WithdrawnList,
     return withdrawn, len(images_of_patients)
 
 
-def _read_images(source: str) -> tuple[Path, list[_Image]]:
-    """The root of a source, and its images with the patients that are not listed yet."""
-    reader, location = find_reader(source)
-    root = Path(location).expanduser()
-    if reader.list_images is not None:
-        rows = reader.list_images(root, ReaderOptions()).rows
-        return root, [_Image(row.name or row.file, row.file, row.group) for row in rows]
-    table = read_any(reader, location)
-    groups = np.full(len(table), "") if table.groups is None else table.groups
-    pairs = zip(table.ids.tolist(), groups.tolist(), strict=True)
-    return root, [_Image(str(name), "", str(group)) for name, group in pairs]
-
-
 @dataclass(frozen=True)
 class _Image:
-    """An image of the source: its id, its file below the root, and its group."""
+    """An image of the source: its id, its file below the root, its group and DICOM patient."""
 
     name: str
     file: str
     group: str
+    header: str
 
     def is_named(self, name: str) -> bool:
         """By its id or its file."""
         return name in (self.name, self.file)
 
-    def is_of(self, patient: str, header: str) -> bool:
+    def is_of(self, patient: str) -> bool:
         """Whether it belongs to a patient, or is the file of this name."""
-        return self.is_named(patient) or self.group == patient or self._is_in(header, patient)
+        ids = {self.group, self.header, self.header.rpartition("\\")[2]} - {""}
+        return self.is_named(patient) or patient in ids
 
-    @staticmethod
-    def _is_in(header: str, patient: str) -> bool:
-        return bool(header) and patient in (header, header.rpartition("\\")[2])
+
+def _read_images(source: str) -> tuple[Path, list[_Image]]:
+    """The root of a source, and its images with the patients that are not listed yet."""
+    reader, location = find_reader(source)
+    root = Path(location).expanduser()
+    if reader.list_images is None:
+        assert reader.read is not None
+        table = reader.read(location, ReaderOptions())
+        groups = np.full(len(table), "") if table.groups is None else table.groups
+        pairs = zip(table.ids.tolist(), groups.tolist(), strict=True)
+        return root, [_Image(str(name), "", str(group), "") for name, group in pairs]
+    images = []
+    for row in reader.list_images(root, ReaderOptions()).rows:
+        header = patient_of(root / row.file) if row.file else ""
+        images.append(_Image(row.name or row.file, row.file, row.group, header))
+    return root, images
 
 
 # ---- what was made of them ----
@@ -280,7 +277,7 @@ def _open_experiment(study: _Study, folder: Path) -> Experiment:
     config: Config = read_config(folder)
     if study.settings is None:
         return prepare_remaining(config, folder)
-    from fedgsca.hospital.site_answers import open_own_experiment, with_own_weights
+    from fedgsca.hospital.answers import open_own_experiment, with_own_weights
 
     return open_own_experiment(with_own_weights(config, study.settings), study.settings, folder)
 
@@ -302,14 +299,12 @@ def _clear_audits(folder: Path, experiment: Experiment) -> list[Path]:
     rows = {**experiment.rows, "test": table.rows("test")}
     for path in sorted((folder / "audit").glob("*/audit.json")):
         audit = path.parent
-        site_rows = rows.get(audit.name)
-        if site_rows is None:
-            continue
-        numbers = {str(name): i for i, name in enumerate(table.ids[site_rows])}
-        _renumber_decisions(audit / decisions.FILE, numbers)
-        for name in _AUDIT_FILES:
-            remove_quietly(audit / name)
-        audits.append(audit)
+        if audit.name in rows:
+            numbers = {str(name): i for i, name in enumerate(table.ids[rows[audit.name]])}
+            _renumber_decisions(audit / decisions.FILE, numbers)
+            for name in _AUDIT_FILES:
+                remove_quietly(audit / name)
+            audits.append(audit)
     return audits
 
 

@@ -32,15 +32,12 @@ Where paper, published code and this file differ:
                `double_softmax` is the default.
   prox         the paper prints the squared norm, the code has the plain one, which pulls with the
                same force however near: theta_k then oscillates around theta by lr beta mu_k a step,
-               and overshoots where that is large. Default `squared`; on frozen features both reach
-               the same validation F1 (74.3, three seeds). A step lr moves theta_k by the share
-               2 lr beta mu_k of its distance to theta; more than all of it, possible from
-               lr = 0.1 on, would overshoot, and diverge from twice the distance on. So the share
-               is at most 1.
+               and overshoots where that is large. Default `squared`. A step lr moves theta_k by the
+               share 2 lr beta mu_k of its distance to theta; more than all of it, possible from
+               lr = 0.1 on, would overshoot. So the share is at most 1.
   split_guard  two groups can always be cut out of four numbers. If their range is below 5 % of
                their mean the sites are one group: no verdict, no correction. (`one_group = noisy`
-               lets each site judge itself by its own losses instead; where the guard acted, that
-               was 3 to 11 points of validation F1 worse.) 0 is the published behaviour.
+               lets each site judge itself by its own losses instead.) 0 is the published behaviour.
   grouping     the code fits a mixture of two Gaussians to the LIDs (`mixture`); on four numbers its
                variances come from one or two of them. Default `cut`, the best division by least
                squares.
@@ -387,7 +384,10 @@ class FedCorr(Method):
         After fine-tuning: the final relabelling.
         """
         if len(memory.losses):
-            mu = self._noise_level(memory.losses) if memory.lid > boundary else 0.0
+            mu = 0.0
+            if memory.lid > boundary:
+                gap = MIN_GAPS[self.options.loss_kind]
+                mu = noise_level(memory.losses, gap, two_modes=self.options.two_modes)
             count = int(site.num_samples * mu * self.options.relabel_ratio)
             worst = np.argsort(-memory.losses, kind="stable")[:count]
             labels = self._relabel(site, memory.labels, worst)
@@ -397,10 +397,6 @@ class FedCorr(Method):
             labels = self._relabel(site, memory.labels, rows)
             memory = replace(memory, is_final=True, labels=labels)
         return memory
-
-    def _noise_level(self, losses: np.ndarray) -> float:
-        gap = MIN_GAPS[self.options.loss_kind]
-        return noise_level(losses, gap, two_modes=self.options.two_modes)
 
     def _relabel(self, site: Site, labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """(n,) labels, those of `rows` replaced by the received model's confident predictions."""

@@ -31,9 +31,8 @@ the other defaults are the code's already; (4) has no switch.
 With momentum (official: none) the distance term is part of phi's gradient and goes through it; the
 pull on w does not.
 
-The warm-up matters: on a toy of four classes with a network from scratch, four rounds of it and
-b_max = 2 lost an entire class for good (the confidence term made the model certain too early, and
-the sieve then discarded the class); ten rounds, or b_max = 1, did not.
+A short warm-up with a large b_max can lose a class for good: the confidence term makes the model
+certain too early, and the sieve then discards the class.
 """
 
 from __future__ import annotations

@@ -253,8 +253,7 @@ class FedGP(Method):
 
     def start(self, weights: Arrays, seed: int) -> ServerState:
         """The initial model and the initial GNN."""
-        # The stream is derived from the initial head, which depends on the experiment's seed. So
-        # runs have the same bytes as in version 0.2, where `start` did not receive the seed.
+        # derived from the initial head, which depends on the experiment's seed
         digest = hashlib.sha256(np.ascontiguousarray(weights[W]).tobytes()).digest()
         rng = stream(int.from_bytes(digest[:8], "little"), "fedgp", "gnn")
         extras = {"stage": np.array(self._stage(0)), **initial_gnn(DIM, rng)}

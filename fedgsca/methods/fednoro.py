@@ -21,16 +21,14 @@ starts one round later than in the published code, where lam_10 is 0.005.
 
 Choices. (1) `grouping`: the published code fits a full-covariance Gaussian mixture with nine seeds
 and takes the most frequent division (`mixtures`); default is 2-means from every start, without
-randomness and without covariances of one or two points. The two are not the same: in the
-simulation of tests/unit/test_mixtures.py, 60 cases of four sites, they differ in 12 % with nine
-classes and in 7 % with three; another simulation found 8 to 38 %. With
-`mixtures` the server broadcasts the winning mixture, 2 + 2 C^2 further numbers, and each site
-computes its own side of it. (2) A class absent at a site, or with fewer than five images there (its
-mean would be about single images), takes the lowest loss of that class, as published. (3) Losses
-are measured without augmentation. (4) log 0 of an absent class is replaced by one sample
-(published: minus infinity, patched in the loss). (5) No clean or no noisy site: FedAvg. The end of
-the ramp is a share of the rounds, so that short runs reach the full weight too. `official` sets
-(1); all numbers are the code's already; (2) to (5) have no switch.
+randomness and without covariances of one or two points. The two differ in about a tenth of the
+cases of tests/unit/test_mixtures.py. With `mixtures` the server broadcasts the winning mixture, 2 +
+2 C^2 further numbers, and each site computes its own side of it. (2) A class absent at a site, or
+with fewer than five images there (its mean would be about single images), takes the lowest loss of
+that class, as published. (3) Losses are measured without augmentation. (4) log 0 of an absent class
+is replaced by one sample (published: minus infinity, patched in the loss). (5) No clean or no noisy
+site: FedAvg. The end of the ramp is a share of the rounds, so that short runs reach the full weight
+too. `official` sets (1); all numbers are the code's already; (2) to (5) have no switch.
 
 Memory: in stage 2 the server holds all models of a round, K times the model, because d_k needs
 every clean one.

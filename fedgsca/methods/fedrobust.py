@@ -23,9 +23,8 @@ Numbers. The code sums the loss over a batch of 50, so its constants are divided
 multiplied (steps) by 50, and scaled to the size s of the distortion: penalty 0.08 / s^2, step
 1.25 s^2, radius s, with s = 0.2 for three offsets. D standardised features have the norm sqrt(D),
 and s grows with it: `feature_unit` sqrt(D) times as large. The code's ratio of s to the norm on
-CIFAR-10, 0.036, would be 0.18; but then a linear head on 1,280 features, which no layer separates
-from the adversary, becomes unstable: in a pilot (one seed) validation F1 moved by up to ten points
-between rounds. At half of it, the default, it moved no more than FedAvg's.
+CIFAR-10, 0.036, would be 0.18, with which a linear head on 1,280 features, which no layer separates
+from the adversary, is unstable; the default is half of it.
 
 Code and paper disagree twice. (1) The notebooks make one pooled gradient step per iteration, the
 paper averages after tau local steps: ours are the local epochs of the common protocol. (2) The

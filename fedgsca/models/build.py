@@ -84,6 +84,7 @@ class Spec:
 
 _IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
 _PLAIN = ((127.5,) * 3, (64.0,) * 3)
+_LITE_PIXELS = ((LITE_MEAN,) * 3, (LITE_STD,) * 3)
 _LITE_STAGES = dict(zip((0, 2, 4, 7, 10, 14, 15), (16, 24, 40, 80, 112, 192, 320), strict=True))
 _LITE = {f"net._blocks.{block}": width for block, width in _LITE_STAGES.items()}
 _RESNET18 = {"layer1": 64, "layer2": 128, "layer3": 256}
@@ -104,13 +105,7 @@ MODELS: dict[str, Spec] = {
     "densenet121": Spec(PooledDenseNet, 1024, *_IMAGENET, 224, smallest_size=32, stages=_DENSENET),
     "vit-b16": Spec(ClassTokenViT, 768, *_IMAGENET, 224, smallest_size=16, stages=_VIT),
     "efficientnet-lite0": Spec(
-        PooledEfficientNet,
-        1280,
-        (LITE_MEAN,) * 3,
-        (LITE_STD,) * 3,
-        224,
-        smallest_size=32,
-        stages=_LITE,
+        PooledEfficientNet, 1280, *_LITE_PIXELS, 224, smallest_size=32, stages=_LITE
     ),
     "efficientnet-lite0-resnet50": Spec(
         NetworkPair, 1280 + 2048, *_IMAGENET, 224, smallest_size=32, stages=_PAIR

@@ -102,8 +102,7 @@ def extract(
     Every vector is standardised by itself (zero mean, unit variance over its D entries): heads then
     train at one learning rate whatever the backbone, and sites need not share any statistic.
 
-    Worker processes may help. The bytes are the same with and
-    without them.
+    Worker processes may help. The bytes are the same with and without them.
     """
     feature_pass = FeaturePass(backbone, model)
     may_help = True

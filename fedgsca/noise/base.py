@@ -53,36 +53,6 @@ class SiteNoise:
         return self.definition.is_clean
 
     @property
-    def is_drawn(self) -> bool:
-        """Wrong labels are drawn here, rather than absent or read from a file."""
-        return not self.definition.is_clean and not self.definition.is_recorded
-
-    @property
-    def needs_candidates(self) -> bool:
-        """Drawing needs to know which classes are mistaken for which."""
-        return self.definition.needs_candidates
-
-    @property
-    def needs_matrix(self) -> bool:
-        """Drawing needs a transition matrix from a file."""
-        return self.definition.needs_matrix
-
-    @property
-    def needs_annotators(self) -> bool:
-        """Drawing may use the annotators' matrices from a file."""
-        return self.definition.needs_annotators
-
-    @property
-    def replaces_images(self) -> bool:
-        """The labels stay, and images of no class take the place of some images."""
-        return self.definition.replaces_images
-
-    @property
-    def has_matrix(self) -> bool:
-        """All images of a class have the same probabilities."""
-        return self.definition.has_matrix and not self.definition.is_recorded
-
-    @property
     def nominal_rate(self) -> float | None:
         """The share of wrong labels that was asked for; None where there is no such number."""
         return self.definition.nominal_rate(self)
@@ -104,11 +74,11 @@ class NoiseContext:
     num_classes: int
     # for kinds with `needs_candidates`
     candidates: Candidates | None = None
-    # (C, C), for kinds with `needs_matrix`
+    # (C, C), for kind M
     matrix: np.ndarray | None = None
     # (C,) how often each class occurs among the true labels of the site; None: not known
     class_counts: np.ndarray | None = None
-    # (A, C, C) transition matrices of annotators, for kinds with `needs_annotators`; None: no file
+    # (A, C, C) transition matrices of annotators, for kinds A and V; None: no file
     annotators: np.ndarray | None = None
     # (n, C) how near each image of the site is to each class, for kinds with `needs_likeness`
     likeness: np.ndarray | None = None
@@ -166,8 +136,6 @@ class NoiseKind:
     # False: something else decides how many labels are wrong
     has_rate: ClassVar[bool] = True
     needs_candidates: ClassVar[bool] = False
-    needs_matrix: ClassVar[bool] = False
-    needs_annotators: ClassVar[bool] = False
     needs_likeness: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = False
     # the labels stay, but some images are replaced by images of no class; only a simulation can

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgsca.errors import ConfigError, ConfigProblem
-from fedgsca.support.text import fold_name, suggest
+from fedgsca.support.text import fold_name, suggestion_note
 
 __all__ = ["KVASIR", "ODIR", "TABLES", "by_features", "by_similarity", "from_file", "table_for"]
 
@@ -61,22 +61,20 @@ def by_similarity(images: np.ndarray, labels: np.ndarray, num_classes: int, k: i
     and every value is standardised over the set. A class without samples, or with no other class
     to compare with, gets () = any other class.
     """
-    class_rows = _rows_by_class(labels, num_classes)
-    samples = {c: _reduce_images(images[_sample_rows(rows)]) for c, rows in class_rows.items()}
+    samples = {}
+    for c in np.intersect1d(labels, np.arange(num_classes)).tolist():
+        rows = np.flatnonzero(labels == c)
+        count = min(rows.size, _MAX_IMAGES)
+        selection = rows[np.linspace(0, rows.size - 1, count).astype(np.int64)]
+        samples[c] = _reduce_images(images[selection])
     return _nearest_means(samples, num_classes, k)
 
 
 def by_features(features: np.ndarray, labels: np.ndarray, num_classes: int, k: int = 2) -> Table:
     """As `by_similarity`, for features (n, D): the classes that a pretrained network confuses."""
-    class_rows = _rows_by_class(labels, num_classes)
-    samples = {c: np.asarray(features[rows], np.float64) for c, rows in class_rows.items()}
+    present = np.intersect1d(labels, np.arange(num_classes)).tolist()
+    samples = {c: np.asarray(features[labels == c], np.float64) for c in present}
     return _nearest_means(samples, num_classes, k)
-
-
-def _rows_by_class(labels: np.ndarray, num_classes: int) -> dict[int, np.ndarray]:
-    """The rows of every class that has any."""
-    class_rows = {c: np.flatnonzero(labels == c) for c in range(num_classes)}
-    return {c: rows for c, rows in class_rows.items() if rows.size}
 
 
 def _nearest_means(samples: Mapping[int, np.ndarray], num_classes: int, k: int) -> Table:
@@ -92,12 +90,6 @@ def _nearest_means(samples: Mapping[int, np.ndarray], num_classes: int, k: int) 
     for c, positions in zip(classes, nearest, strict=True):
         table[c] = tuple(classes[position] for position in positions)
     return table
-
-
-def _sample_rows(rows: np.ndarray) -> np.ndarray:
-    """At most 200 of the rows, evenly spaced."""
-    count = min(rows.size, _MAX_IMAGES)
-    return rows[np.linspace(0, rows.size - 1, count).astype(np.int64)]
 
 
 def _reduce_images(images: np.ndarray) -> np.ndarray:
@@ -142,9 +134,8 @@ def from_file(path: Path | str, classes: Sequence[str]) -> Table:
         problems += _read_entry(name, value, classes, table)
     for c, name in enumerate(classes):
         if c not in table:
-            problems.append(
-                ConfigProblem("noise.missing-class", f"class {name!r} has no candidates")
-            )
+            message = f"class {name!r} has no candidates"
+            problems.append(ConfigProblem("noise.missing-class", message))
     if problems:
         raise ConfigError(
             "noise.invalid-candidates-file",
@@ -160,28 +151,23 @@ def _read_entry(
 ) -> list[ConfigProblem]:
     """Add one line of a candidates file to the table; the problems that prevent it."""
     c = _class_index(name, classes)
-    if c is None:
-        hint = _hint(name, classes)
-        return [ConfigProblem("noise.unknown-class", f"unknown class {name!r}{hint}")]
     labels = [] if value == "any" else value
+    if c is None:
+        message = f"unknown class {name!r}{suggestion_note(name, classes)}"
+        return [ConfigProblem("noise.unknown-class", message)]
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        return [
-            ConfigProblem(
-                "noise.not-a-list",
-                f"the candidates of {name!r} must be a list of class names, got {value!r}",
-            )
-        ]
+        message = f"the candidates of {name!r} must be a list of class names, got {value!r}"
+        return [ConfigProblem("noise.not-a-list", message)]
     problems = []
     if c in table:
-        problems.append(
-            ConfigProblem("noise.duplicate-class", f"class {name!r} has more than one line")
-        )
+        message = f"class {name!r} has more than one line"
+        problems.append(ConfigProblem("noise.duplicate-class", message))
     candidates = []
     for label in labels:
         candidate = _class_index(label, classes)
         if candidate is None:
-            hint = _hint(label, classes)
-            message = f"{name!r} lists the unknown class {label!r}{hint}"
+            note = suggestion_note(label, classes)
+            message = f"{name!r} lists the unknown class {label!r}{note}"
             problems.append(ConfigProblem("noise.unknown-class", message))
         elif candidate == c:
             problems.append(ConfigProblem("noise.lists-itself", f"{name!r} lists itself"))
@@ -198,11 +184,6 @@ def _class_index(name: str, classes: Sequence[str]) -> int | None:
     names = [fold_name(c) for c in classes]
     folded_name = fold_name(name)
     return names.index(folded_name) if folded_name in names else None
-
-
-def _hint(name: str, classes: Sequence[str]) -> str:
-    nearest = suggest(name, classes)
-    return "" if nearest is None else f" (did you mean {nearest!r}?)"
 
 
 # ---- built-in tables: which classes of published data sets are mistaken for which ----

@@ -7,6 +7,7 @@ Every sample is drawn on its own, so the realised rate differs a little from the
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
@@ -46,7 +47,7 @@ def transition_matrix(
 
 def matrix_in(noise: SiteNoise, context: NoiseContext) -> np.ndarray:
     """`transition_matrix` with all that a kind may know in one object."""
-    if not noise.has_matrix:
+    if not noise.definition.has_matrix:
         raise ConfigError(
             "noise.no-transition-matrix",
             f"noise {noise} depends on the image, so it has no transition matrix",
@@ -84,7 +85,7 @@ def corrupt_site(
     """`corrupt` with all that a kind may know in one object, but the counts of the classes."""
     num_classes = context.num_classes
     _check_labels(labels, num_classes)
-    if noise.replaces_images:
+    if noise.definition.replaces_images:
         raise ConfigError(
             "noise.replaces-images",
             f"noise {noise} replaces images and leaves the labels as they are",
@@ -92,7 +93,7 @@ def corrupt_site(
         )
     context = replace(context, class_counts=np.bincount(labels, minlength=num_classes))
     depends_on_image = noise.definition.needs_likeness and context.likeness is not None
-    if (noise.has_matrix and not depends_on_image) or noise.definition.is_recorded:
+    if noise.definition.has_matrix and not depends_on_image:
         return corrupt_with(labels, matrix_in(noise, context), rng)
     rows = noise.definition.image_probabilities(noise, labels, context, rng)
     return _draw(rows, rng)
@@ -160,3 +161,72 @@ def realised(true: np.ndarray, given: np.ndarray, num_classes: int) -> RealisedN
     counts = np.bincount(pairs, minlength=num_rows * num_classes).reshape(num_rows, num_classes)
     rate = float(np.mean(true != given)) if true.size else 0.0
     return {"samples": int(true.size), "rate": rate, "counts": counts.tolist()}
+
+
+# ---- matrices from files ----
+
+
+# How often pathologists A and B gave each label (rows) to the training images to which C gave each
+# label (columns): facts of the Chaoyang data set; normal, serrated, adenocarcinoma, adenoma.
+_A = ((801, 77, 5, 12), (327, 638, 10, 15), (0, 2, 1383, 6), (2, 106, 6, 631))
+_B = ((1041, 288, 24, 97), (84, 465, 12, 161), (1, 6, 1349, 8), (4, 64, 19, 398))
+
+
+def chaoyang_annotators() -> np.ndarray:
+    """(3, 4, 4): pathologists A, B and C, if C's label is true."""
+    counts = [np.array(table, dtype=np.float64).T for table in (_A, _B)]
+    return np.stack([*(table / table.sum(axis=1, keepdims=True) for table in counts), np.eye(4)])
+
+
+def read_matrix(name: str, num_classes: int) -> np.ndarray:
+    """A (C, C) csv: row = true class, column = given class.
+
+    `chaoyang` is built in: the label of one of three pathologists, drawn at random.
+    """
+    try:
+        if name == "chaoyang":
+            matrix = np.asarray(chaoyang_annotators().mean(axis=0))
+        else:
+            matrix = np.loadtxt(Path(name), delimiter=",", ndmin=2)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "noise.unreadable-matrix",
+            f"the noise matrix {name} cannot be read: {error}",
+            fix="give a csv file of numbers, one row per true class",
+        ) from None
+    if matrix.shape != (num_classes, num_classes):
+        raise ConfigError(
+            "noise.matrix-shape",
+            f"the noise matrix {name} has the shape {matrix.shape}, "
+            f"but the data has {num_classes} classes",
+            fix="give one row and one column per class",
+        )
+    return matrix
+
+
+def read_annotators(name: str, num_classes: int) -> np.ndarray:
+    """(A, C, C): transition matrices of annotators, from a csv with one block of C rows each.
+
+    `chaoyang` is built in.
+    """
+    try:
+        if name == "chaoyang":
+            rows = chaoyang_annotators().reshape(-1, 4)
+        else:
+            rows = np.loadtxt(Path(name), delimiter=",", ndmin=2)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "noise.unreadable-annotators",
+            f"the annotators' matrices {name} cannot be read: {error}",
+            fix="give a csv file of numbers: for each annotator one row per true class",
+        ) from None
+    fits = rows.shape[1] == num_classes and len(rows) % num_classes == 0 and len(rows) > 0
+    if not fits or (rows < 0).any() or not np.allclose(rows.sum(axis=1), 1.0, atol=1e-6):
+        raise ConfigError(
+            "noise.annotators-shape",
+            f"{name} has {len(rows)} rows of {rows.shape[1]} numbers, which are not transition "
+            f"matrices of annotators for {num_classes} classes",
+            fix=f"give {num_classes} rows per annotator, each with {num_classes} probabilities "
+            "that sum to 1",
+        )
+    return np.asarray(rows.reshape(-1, num_classes, num_classes))

@@ -161,6 +161,18 @@ def rename_columns(table: CsvTable, names: Mapping[str, str]) -> CsvTable:
     return CsvTable(columns, table.header, tuple(rows), table.notes)
 
 
+def require_columns(path: Path, table: CsvTable, names: Sequence[str], *, fix: str) -> None:
+    """Raise DataError if the table of a file lacks one of these columns, in any spelling."""
+    missing_names = [name for name in names if fold_name(name) not in table.columns]
+    if missing_names:
+        raise DataError(
+            "data.missing-column",
+            f"{path} must have the columns {', '.join(missing_names)}, but it has: "
+            f"{', '.join(table.header) or 'none'}",
+            fix=fix,
+        )
+
+
 def read_label_lines(path: Path) -> list[LabelLine]:
     """Read labels from a csv with the columns file (or id) and label.
 
@@ -170,20 +182,15 @@ def read_label_lines(path: Path) -> list[LabelLine]:
     wherever labels are given.
     """
     table = read_csv_table(path)
-    id_columns = [name for name in ("id", "file") if name in table.columns]
-    if not id_columns or "label" not in table.columns:
-        raise DataError(
-            "data.missing-column",
-            f"{path} must have the columns file and label, but it has: {', '.join(table.header)}",
-            fix="write file,label in the first line",
-        )
+    id_column = "id" if "id" in table.columns else "file"
+    require_columns(path, table, (id_column, "label"), fix="write file,label in the first line")
     marks: Sequence[bool | None] = [None] * len(table.rows)
     if "checked" in table.columns:
         marks = parse_checked(path, table.rows)
     lines = []
     for (line, cells), mark in zip(table.rows, marks, strict=True):
         original = cells.get("original", "") if mark else ""
-        lines.append(LabelLine(line, cells[id_columns[0]], cells["label"], mark, original))
+        lines.append(LabelLine(line, cells[id_column], cells["label"], mark, original))
     return lines
 
 

@@ -12,7 +12,9 @@ import errno
 import hashlib
 import os
 import platform
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -221,6 +223,30 @@ def make_private_folder(folder: Path) -> None:
         ) from None
     with contextlib.suppress(OSError):
         folder.chmod(_PRIVATE_FOLDER)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A private folder beside it, which becomes `folder` at the end: complete or not at all.
+
+    Raises OSError if `folder` is there and not empty.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f"{folder.name}."
+        temporary = Path(tempfile.mkdtemp(prefix=prefix, suffix=".tmp", dir=folder.parent))
+    except OSError as error:
+        raise RunFolderError(
+            "file.cannot-write",
+            f"{folder.parent} cannot be written to: {error.strerror}",
+            fix="choose another folder",
+        ) from None
+    try:
+        yield temporary
+        os.replace(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def make_folders(folder: Path) -> None:

@@ -162,6 +162,12 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     return "" if suggestion is None else f"did you mean {suggestion!r}? "
 
 
+def suggestion_note(word: str, candidates: Iterable[str]) -> str:
+    """What to append to a misspelled name: " (did you mean 'fedavg'?)", or an empty text."""
+    suggestion = suggest(word, candidates)
+    return "" if suggestion is None else f" (did you mean {suggestion!r}?)"
+
+
 def strip_slash(source: str) -> str:
     """A folder is the same with and without a slash at its end; `/` alone stays."""
     return re.sub(r"(?<=[^/:])/+$", "", source)

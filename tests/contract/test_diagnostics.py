@@ -11,14 +11,13 @@ pytest.importorskip("flwr")
 from flwr.app import Context
 
 from fedgsca.federation.run_folder import read_rounds
-from fedgsca.hospital.flower_simulation import client_app
-from fedgsca.hospital.site_settings import SiteSettings
+from fedgsca.hospital.settings import SiteSettings
 from fedgsca.lab.export.model_card import noise_section
 from fedgsca.lab.report.html_page import write_report
 from fedgsca.lab.report.run_reader import read_run
 from fedgsca.methods.base import load_methods
 from tests.contract.test_flower import NAMES, consortium, write_hospitals
-from tests.localgrid import LocalGrid, run_over_flower
+from tests.localgrid import LocalGrid, client_app, run_over_flower
 from tests.toys import outcome
 
 METHODS = sorted(
@@ -32,18 +31,21 @@ def run_consortium(tmp_path: Path, method: str, *agreeing: str) -> Path:
     """A run over Flower to which only these hospitals send diagnostics."""
     out = tmp_path / f"run-{len(agreeing)}"
 
-    def find_place(context: Context) -> tuple[SiteSettings, None]:
+    def find_settings(context: Context) -> SiteSettings:
         name = NAMES[int(context.node_config["partition-id"])]
         state = tmp_path / f"state-{len(agreeing)}" / name
-        settings = SiteSettings(
+        return SiteSettings(
             name=name,
             state=str(state),
             data=str(tmp_path / name),
             diagnostics=name in agreeing,
         )
-        return settings, None
 
-    run_over_flower(consortium(method=method), LocalGrid(client_app(find_place), len(NAMES)), out)
+    run_over_flower(
+        consortium(method=method),
+        LocalGrid(client_app(find_settings), len(NAMES), names=NAMES),
+        out,
+    )
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,21 @@ from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.round_status import read_status
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines, read_rounds
-from fedgsca.hospital import site_answers
-from fedgsca.hospital.flower import coordinate
-from fedgsca.hospital.flower_simulation import FindPlace, client_app
+from fedgsca.hospital.answers import ResidentSite
+from fedgsca.hospital.coordinator import coordinate
 from fedgsca.hospital.messages import MessageKind, Terms, decode, encode, from_records, to_records
-from fedgsca.hospital.site_answers import SitePlace
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from fedgsca.lab.report.html_page import write_report
 from fedgsca.methods.base import load_methods
 from fedgsca.wire import Payload, pack
-from tests.localgrid import Intercept, LocalGrid, run_over_flower, simulated_sites
+from tests.localgrid import (
+    FindSettings,
+    Intercept,
+    LocalGrid,
+    client_app,
+    run_over_flower,
+    simulated_sites,
+)
 from tests.toys import SITES, RecordingObserver, outcome, toy_config, toy_images, toy_npz
 
 Deliver = Callable[[], Message]
@@ -374,52 +379,53 @@ def test_an_error_of_flower_is_attributed_to_the_addressee(config: Config, tmp_p
 
 
 def first_refusals(
-    config: Config, out: Path, find_place: FindPlace, names: dict[int, str] | None = None
+    config: Config, out: Path, find_settings: FindSettings, names: Sequence[str] = ()
 ) -> dict[str, str]:
     """The refusals of the first round; `names` are those of the sites' keys."""
-    grid = LocalGrid(client_app(find_place), SITES, names=names)
+    grid = LocalGrid(client_app(find_settings), SITES, names=names)
     run_over_flower(with_federation(config, deadline=0.5), grid, out)
     return dict(read_rounds(out)[0].refusals)
 
 
-def one_different(out: Path, number: int, **settings: Any) -> FindPlace:
+def one_different(out: Path, number: int, **settings: Any) -> FindSettings:
     """All sites as in a simulation, except for one."""
 
-    def find_place(context: Context) -> tuple[SiteSettings, Path | None]:
-        usual_settings, folder = simulated_sites(out)(context)
+    def find_settings(context: Context) -> SiteSettings:
+        usual_settings = simulated_sites(out)(context)
         if usual_settings.name != f"site-{number}":
-            return usual_settings, folder
-        return usual_settings.model_copy(update=settings), None
+            return usual_settings
+        return usual_settings.model_copy(update=settings)
 
-    return find_place
+    return find_settings
 
 
 def test_another_version_does_not_take_part(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    genuine_answer = site_answers.answer
+    genuine_reply = ResidentSite.reply
 
-    def answer(kind: MessageKind, terms: Terms, payload: Payload, place: SitePlace) -> Reply:
-        if place.settings.name == "site-2":
+    def reply(self: ResidentSite, kind: MessageKind, terms: Terms, payload: Payload) -> Reply:
+        if self.read().name == "site-2":
             terms = replace(terms, version="0.0.9", config={"new": "key"})
-        return genuine_answer(kind, terms, payload, place)
+        return genuine_reply(self, kind, terms, payload)
 
-    monkeypatch.setattr("fedgsca.hospital.flower_simulation.answer", answer)
+    monkeypatch.setattr(ResidentSite, "reply", reply)
     refusals = first_refusals(config, tmp_path, simulated_sites(tmp_path))
     assert list(refusals) == ["site-2"]
     assert "0.0.9" in refusals["site-2"]
 
 
 @pytest.mark.parametrize("name", ["site-1", "nobody"])
-def test_a_name_that_is_taken_or_unknown_is_refused(
+def test_a_name_that_is_not_that_of_the_key_is_refused(
     name: str, config: Config, tmp_path: Path
 ) -> None:
-    find_place = one_different(tmp_path, 2, name=name, state=str(tmp_path / "s"))
-    assert first_refusals(config, tmp_path, find_place) == {"site-2": "not connected"}
+    find_settings = one_different(tmp_path, 2, name=name, state=str(tmp_path / "s"))
+    reason = f"it calls itself {name}, but its key is registered as site-2"
+    assert first_refusals(config, tmp_path, find_settings) == {"site-2": reason}
 
 
 def test_a_registered_key_speaks_for_its_own_site_only(config: Config, tmp_path: Path) -> None:
-    names = {1: "site-1", 2: "site-2", 3: "site-4", 4: "site-3"}
+    names = ["site-1", "site-2", "site-4", "site-3"]
     refusals = first_refusals(config, tmp_path, simulated_sites(tmp_path), names)
     assert set(refusals) == {"site-3", "site-4"}
     assert refusals["site-3"] == "it calls itself site-4, but its key is registered as site-3"
@@ -430,13 +436,12 @@ def test_details_of_broken_settings_stay_at_the_site(
 ) -> None:
     (tmp_path / "site.toml").write_text("name = 'site-4'\nsecret = '/data/ward-7'\n")
 
-    def find_place(context: Context) -> tuple[SiteSettings, Path | None]:
+    def find_settings(context: Context) -> SiteSettings:
         if context.node_config["partition-id"] == 3:
-            return read_settings(tmp_path / "site.toml"), None
+            return read_settings(tmp_path / "site.toml")
         return simulated_sites(tmp_path / "run")(context)
 
-    names = {number: f"site-{number}" for number in range(1, 5)}
-    refusals = first_refusals(config, tmp_path / "run", find_place, names)
+    refusals = first_refusals(config, tmp_path / "run", find_settings)
     assert refusals == {"site-4": "the configuration cannot be used there; its own log says more"}
     assert "secret" in caplog.text, "the hospital's own log has all problems"
     assert "state" in caplog.text
@@ -487,12 +492,12 @@ def consortium(**sets: Any) -> Config:
 
 
 def hospital_grid(tmp_path: Path, intercept: Intercept | None = None) -> LocalGrid:
-    def find_place(context: Context) -> tuple[SiteSettings, None]:
+    def find_settings(context: Context) -> SiteSettings:
         name = NAMES[int(context.node_config["partition-id"])]
         state = tmp_path / "state" / name
-        return SiteSettings(name=name, state=str(state), data=str(tmp_path / name)), None
+        return SiteSettings(name=name, state=str(state), data=str(tmp_path / name))
 
-    return LocalGrid(client_app(find_place), len(NAMES), intercept)
+    return LocalGrid(client_app(find_settings), len(NAMES), intercept, NAMES)
 
 
 def test_hospitals_train_and_test_on_their_own_images(tmp_path: Path) -> None:

@@ -26,15 +26,14 @@ from fedgsca.config import Config, load_config
 from fedgsca.federation.base import Reply
 from fedgsca.federation.local import SiteRunner
 from fedgsca.federation.run_folder import read_rounds
-from fedgsca.hospital import site_answers
-from fedgsca.hospital.flower_simulation import FindPlace, client_app
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital import answers
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from fedgsca.lab.report.html_page import write_report
 from fedgsca.labels.audit_table import read_audit
 from fedgsca.labels.decisions import Decision, Decisions
 from fedgsca.methods.base import load_methods
 from fedgsca.wire import Payload
-from tests.localgrid import LocalGrid, run_over_flower
+from tests.localgrid import FindSettings, LocalGrid, client_app, run_over_flower
 from tests.toys import RecordingObserver, quick_options, toy_images
 
 NAMES = ("berlin", "lyon")
@@ -97,13 +96,13 @@ def consortium(method: str, **sets: Any) -> Config:
     return load_config(**(base | sets))
 
 
-def hospital_places(tmp_path: Path) -> FindPlace:
-    def find_place(context: Context) -> tuple[SiteSettings, None]:
+def hospital_places(tmp_path: Path) -> FindSettings:
+    def find_settings(context: Context) -> SiteSettings:
         name = NAMES[int(context.node_config["partition-id"])]
         house = house_of(tmp_path, name)
-        return SiteSettings(name=name, state=str(house / "state"), data=str(house)), None
+        return SiteSettings(name=name, state=str(house / "state"), data=str(house))
 
-    return find_place
+    return find_settings
 
 
 class WireTap:
@@ -128,13 +127,13 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def run_consortium(
-    config: Config, tmp_path: Path, find_place: FindPlace | None = None
+    config: Config, tmp_path: Path, find_settings: FindSettings | None = None
 ) -> dict[str, bytes]:
     """All that is outside the sites after a run: messages, files, and printed lines."""
     out = tmp_path / "run"
     observer, tap = RecordingObserver(), WireTap()
-    app = client_app(find_place or hospital_places(tmp_path))
-    grid = LocalGrid(app, len(NAMES), tap, dict(enumerate(NAMES, start=1)))
+    app = client_app(find_settings or hospital_places(tmp_path))
+    grid = LocalGrid(app, len(NAMES), tap, NAMES)
     run_over_flower(config, grid, out, observer)
     write_report(out)
     contents = {f"message {i}": part for i, part in enumerate(tap.parts)}
@@ -249,14 +248,14 @@ def test_a_bug_at_a_site_is_reported_without_details(
 def test_unreadable_settings_are_reported_without_details(tmp_path: Path) -> None:
     write_hospitals(tmp_path)
 
-    def find_place(context: Context) -> tuple[SiteSettings, Path | None]:
+    def find_settings(context: Context) -> SiteSettings:
         if context.node_config["partition-id"] == 1:
             # not an error that read_settings expects
             raise PermissionError(13, "Permission denied", "/PLANTED-HOUSE/site.toml")
         return hospital_places(tmp_path)(context)
 
     config = consortium("fedavg", train__rounds=1, federation__deadline=1)
-    contents = run_consortium(config, tmp_path, find_place)
+    contents = run_consortium(config, tmp_path, find_settings)
     assert find_leaks(contents) == []
     assert b"it failed with PermissionError" in contents["metrics.jsonl"]
 
@@ -264,13 +263,13 @@ def test_unreadable_settings_are_reported_without_details(tmp_path: Path) -> Non
 def test_a_missing_settings_file_is_not_named(tmp_path: Path) -> None:
     write_hospital(house_of(tmp_path, "berlin"), 0)
 
-    def find_place(context: Context) -> tuple[SiteSettings, Path | None]:
+    def find_settings(context: Context) -> SiteSettings:
         if context.node_config["partition-id"] == 0:
             return hospital_places(tmp_path)(context)
-        return read_settings(house_of(tmp_path, "lyon") / "site.toml"), None
+        return read_settings(house_of(tmp_path, "lyon") / "site.toml")
 
     config = consortium("fedavg", train__rounds=1, federation__deadline=1)
-    contents = run_consortium(config, tmp_path, find_place)
+    contents = run_consortium(config, tmp_path, find_settings)
     assert find_leaks(contents) == []
     assert b"the configuration cannot be used there" in contents["metrics.jsonl"]
 
@@ -279,11 +278,11 @@ def test_a_leak_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A name that a site puts into its reason is found in message, log and report."""
     write_hospitals(tmp_path)
     damage_image(house_of(tmp_path, "lyon"))
-    monkeypatch.setattr(site_answers, "public_reason", str)
+    monkeypatch.setattr(answers, "public_reason", str)
     leaks = find_leaks(run_consortium(consortium("fedavg", train__rounds=1), tmp_path))
     assert {"metrics.jsonl", "report.html", "printed"} <= set(leaks)
     assert any(name.startswith("message") for name in leaks)
     buffer = io.BytesIO()
     np.save(buffer, np.frombuffer(PLANTED_WORD, np.uint8))
     assert find_leaks({"array": buffer.getvalue()}) == ["array"]
-    assert logging.getLogger("fedgsca.hospital.site_answers").disabled is False
+    assert logging.getLogger("fedgsca.hospital.answers").disabled is False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from copy import copy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,9 @@ from fedgsca.federation.base import Reply
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds, rewind
 from fedgsca.federation.simulation import prepare
+from fedgsca.hospital.answers import ResidentSite, check_memory, record_memory
 from fedgsca.hospital.messages import SiteMessage, read_message, terms_of
-from fedgsca.hospital.site_answers import SitePlace, answer, check_memory, record_memory
-from fedgsca.hospital.site_settings import SiteSettings
+from fedgsca.hospital.settings import SiteSettings
 from fedgsca.wire import Payload
 from tests.toys import RecordingObserver, finished_run, outcome, toy_config
 
@@ -37,7 +39,10 @@ class HospitalEngine:
     def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
         for name in sites or self.names:
             settings = SiteSettings(name=name, state=str(self.homes / name))
-            yield answer("train", self.terms, payload, SitePlace(settings, self.homes / name))
+            yield ResidentSite(partial(copy, settings)).reply("train", self.terms, payload)
+
+    def folder(self, name: str) -> Path:
+        return self.homes / name / self.terms.fingerprint[:16]
 
     def close(self) -> None:
         pass
@@ -73,7 +78,7 @@ def test_a_hospital_notices_that_a_part_of_its_folder_is_gone(
     engine: HospitalEngine, tmp_path: Path
 ) -> None:
     run(CONFIG, tmp_path / "run", engine=engine, stop_after=3)
-    shutil.rmtree(engine.homes / LOST / "store")
+    shutil.rmtree(engine.folder(LOST) / "store")
     run(CONFIG, tmp_path / "run", engine=engine, stop_after=4)
     refusals = read_rounds(tmp_path / "run")[-1].refusals
     assert list(refusals) == [LOST] and "its memory of round 3 is missing" in refusals[LOST]

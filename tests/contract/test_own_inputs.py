@@ -15,13 +15,11 @@ from flwr.app import Context
 
 from fedgsca.config import Config, load_config
 from fedgsca.errors import QuorumError
-from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
-from fedgsca.hospital.flower_simulation import client_app
-from fedgsca.hospital.site_settings import SiteSettings
+from fedgsca.hospital.settings import SiteSettings
 from fedgsca.rng import stream
-from tests.localgrid import LocalGrid, run_over_flower, simulated_sites
-from tests.toys import SITES, RecordingObserver, outcome, toy_config, toy_images
+from tests.localgrid import LocalGrid, client_app, run_over_flower
+from tests.toys import RecordingObserver, toy_images
 
 NAMES = ("berlin", "lyon")
 CLASSES = ("class 0", "class 1", "class 2")
@@ -65,25 +63,16 @@ def write_features(path: Path, seed: int, width: int = 6) -> Path:
 
 
 def hospital_grid(tmp_path: Path, **networks: tuple[str, ...]) -> LocalGrid:
-    def find_place(context: Context) -> tuple[SiteSettings, None]:
+    def find_settings(context: Context) -> SiteSettings:
         name = NAMES[int(context.node_config["partition-id"])]
-        settings = SiteSettings(
+        return SiteSettings(
             name=name,
             state=str(tmp_path / "state" / name),
             data=str(tmp_path / f"{name}.npz"),
             networks=networks.get(name, ()),
         )
-        return settings, None
 
-    return LocalGrid(client_app(find_place), len(NAMES), None)
-
-
-def test_simulated_sites_use_the_network_of_the_same_user(tmp_path: Path) -> None:
-    config = toy_config("fedavg", model__name=NETWORK, train__rounds=2)
-    run(config, tmp_path / "local")
-    grid = LocalGrid(client_app(simulated_sites(tmp_path / "flower")), SITES, None)
-    run_over_flower(config, grid, tmp_path / "flower", RecordingObserver())
-    assert outcome(tmp_path / "local") == outcome(tmp_path / "flower")
+    return LocalGrid(client_app(find_settings), len(NAMES), names=NAMES)
 
 
 def test_a_hospital_imports_only_what_its_own_settings_name(
@@ -102,8 +91,8 @@ def test_a_hospital_imports_only_what_its_own_settings_name(
 def test_a_message_cannot_make_a_hospital_run_a_module(tmp_path: Path) -> None:
     """The coordinator names a module that leaves a trace when it is imported."""
     from fedgsca.federation.base import Reply
+    from fedgsca.hospital.answers import ResidentSite
     from fedgsca.hospital.messages import Terms
-    from fedgsca.hospital.site_answers import SitePlace, answer
     from fedgsca.support.version import __version__
     from fedgsca.wire import Payload
 
@@ -118,8 +107,8 @@ def test_a_message_cannot_make_a_hospital_run_a_module(tmp_path: Path) -> None:
     sys.path.insert(0, str(tmp_path))
     try:
         for kind in ("hello", "train", "test"):
-            place = SitePlace(settings, tmp_path / "state")
-            reply: Reply = answer(kind, terms, Payload(0, {}), place)  # type: ignore[arg-type]
+            site = ResidentSite(lambda: settings)
+            reply: Reply = site.reply(kind, terms, Payload(0, {}))  # type: ignore[arg-type]
             assert reply.update is None
             assert "which its settings do not allow" in (reply.error or "")
     finally:

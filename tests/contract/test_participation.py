@@ -49,8 +49,7 @@ def late_config(method: str, **sets: Any) -> Config:
 
 def run_over_grid(config: Config, folder: Path) -> None:
     pytest.importorskip("flwr")
-    from fedgsca.hospital.flower_simulation import client_app
-    from tests.localgrid import LocalGrid, run_over_flower, simulated_sites
+    from tests.localgrid import LocalGrid, client_app, run_over_flower, simulated_sites
 
     grid = LocalGrid(client_app(simulated_sites(folder)), SITES)
     run_over_flower(config, grid, folder)
@@ -245,8 +244,7 @@ def test_more_updates_count_where_late_ones_do(tmp_path: Path) -> None:
 def delayed_grid(folder: Path, late_round: int, arrival: int) -> Any:
     """A grid on which the answer of site-2 for one round arrives in a later round."""
     pytest.importorskip("flwr")
-    from fedgsca.hospital.flower_simulation import client_app
-    from tests.localgrid import LocalGrid, simulated_sites
+    from tests.localgrid import LocalGrid, client_app, simulated_sites
 
     held_messages: list[Any] = []
     grid = LocalGrid(client_app(simulated_sites(folder)), SITES)

@@ -18,13 +18,12 @@ from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_rounds
 from fedgsca.federation.simulation import prepare
-from fedgsca.hospital.flower_simulation import client_app
+from fedgsca.hospital.answers import ResidentSite
 from fedgsca.hospital.messages import MessageKind, decode, from_records, terms_of
-from fedgsca.hospital.site_answers import SitePlace, answer
-from fedgsca.hospital.site_settings import SiteSettings
+from fedgsca.hospital.settings import SiteSettings
 from fedgsca.wire import Arrays, Payload
 from tests.helpers import needs_packages
-from tests.localgrid import LocalGrid, run_over_flower
+from tests.localgrid import LocalGrid, client_app, run_over_flower
 from tests.toys import SITES, outcome, toy_config
 
 pytestmark = needs_packages("opacus")
@@ -57,14 +56,14 @@ def hospital_settings(tmp_path: Path, name: str) -> SiteSettings:
     return SiteSettings(name=name, state=str(tmp_path / "homes" / name))
 
 
-def hospital_places(tmp_path: Path) -> Callable[[Context], tuple[SiteSettings, None]]:
+def hospital_places(tmp_path: Path) -> Callable[[Context], SiteSettings]:
     """A rehearsal: every hospital has a folder of its own, as in a deployment."""
 
-    def find_place(context: Context) -> tuple[SiteSettings, None]:
+    def find_settings(context: Context) -> SiteSettings:
         name = f"site-{int(context.node_config['partition-id']) + 1}"
-        return hospital_settings(tmp_path, name), None
+        return hospital_settings(tmp_path, name)
 
-    return find_place
+    return find_settings
 
 
 def distance(start: Arrays, end: Arrays) -> float:
@@ -148,9 +147,9 @@ def test_a_crafted_request_is_not_answered(tmp_path: Path, exchanges: list[Excha
     run_twice_per_message(config, tmp_path, exchanges)
     payload = exchanges[-1].payload
     settings = hospital_settings(tmp_path, "site-4")
-    place = SitePlace(settings, Path(settings.state) / config.fingerprint()[:16])
+    site = ResidentSite(lambda: settings)
     terms = terms_of(prepare(config))
-    assert answer("train", terms, payload, place).update is not None
+    assert site.reply("train", terms, payload).update is not None
     crafted_weights = {name: value + 1 for name, value in payload.weights.items()}
     crafted = Payload(payload.round, crafted_weights, payload.extras)
     later = Payload(2, payload.weights, payload.extras)
@@ -160,6 +159,6 @@ def test_a_crafted_request_is_not_answered(tmp_path: Path, exchanges: list[Excha
         ("test", payload, "exact counts"),
     ]
     for kind, request, reason in requests:
-        reply = answer(kind, terms, request, place)
+        reply = site.reply(kind, terms, request)
         assert reply.update is None
         assert reason in (reply.error or "")

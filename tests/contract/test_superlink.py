@@ -32,6 +32,7 @@ from flwr.superlink.main import create_app
 
 from fedgsca.errors import ConfigError
 from fedgsca.hospital.certificates import public_pem, read_node_key
+from fedgsca.hospital.check_connection import probe_superlink
 from fedgsca.hospital.superlink import NODE_PATHS, SuperLinkPlace, serve_superlink
 from tests.deployment import Deployment, deployment, make_certificates, make_key
 
@@ -176,6 +177,15 @@ def test_a_node_is_who_its_key_says(link: Deployment, berlin: Client) -> None:
     assert status == 412 and json.loads(body)["code"] == 2004
     assert stranger.send("/v1/fleet/pull-messages", number.SerializeToString())[0] == 401
     assert Client(link.folder, link.port, None).send("/v1/fleet/pull-messages")[0] == 401
+
+
+def test_the_check_of_a_kit_sees_whether_its_key_is_admitted(link: Deployment) -> None:
+    make_key(link.folder / "unknown")
+    for name, is_registered in (("key-berlin", True), ("unknown", False)):
+        public = read_node_key((link.folder / name).read_bytes()).public
+        answer = probe_superlink("127.0.0.1", link.port, link.folder / "ca.crt", public)
+        assert answer.is_registered is is_registered
+        assert answer.seconds_ahead is not None
 
 
 def test_nobody_answers_in_the_name_of_another_hospital(berlin: Client) -> None:

@@ -21,11 +21,11 @@ from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import RunFolder, read_rounds
 from fedgsca.federation.simulation import prepare
-from fedgsca.hospital import site_answers
+from fedgsca.hospital import answers
+from fedgsca.hospital.answers import ResidentSite
 from fedgsca.hospital.ledger import Ledger
 from fedgsca.hospital.messages import terms_of
-from fedgsca.hospital.site_answers import SitePlace, answer
-from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
+from fedgsca.hospital.settings import SiteSettings, read_settings, state_folder
 from fedgsca.labels.audits import audit_run
 from fedgsca.labels.withdrawal import withdraw
 from fedgsca.methods.base import load_methods
@@ -225,17 +225,16 @@ class HospitalEngine:
         self.sites = sites
 
     def exchange(self, payload: Payload, sites: Sequence[str] | None = None) -> Iterator[Reply]:
-        site_answers._cached_runner.cache_clear()  # a site worker restarts when its data changes
         for name in sites or sorted(self.sites):
-            settings = self.sites[name]
-            place = SitePlace(settings, state_folder(settings, self.terms.fingerprint))
-            yield answer("train", self.terms, payload, place)
+            yield self._site(name).reply("train", self.terms, payload)
 
     def evaluate_at_sites(self, payload: Payload) -> Iterator[Reply]:
         for name in sorted(self.sites):
-            settings = self.sites[name]
-            place = SitePlace(settings, state_folder(settings, self.terms.fingerprint))
-            yield answer("test", self.terms, payload, place)
+            yield self._site(name).reply("test", self.terms, payload)
+
+    def _site(self, name: str) -> ResidentSite:
+        """A new one for each message: a site worker restarts when its data changes."""
+        return ResidentSite(lambda: self.sites[name])
 
     def close(self) -> None:
         pass
@@ -310,7 +309,7 @@ def test_a_hospital_goes_on_without_a_patient(consortium: dict[str, Path], tmp_p
 def site_splits(config: Config, file: Path) -> dict[str, str]:
     settings = read_settings(file)
     folder = state_folder(settings, config.fingerprint())
-    table = site_answers.open_own_experiment(config, settings, folder).table
+    table = answers.open_own_experiment(config, settings, folder).table
     return dict(zip(map(str, table.ids), map(str, table.split), strict=True))
 
 

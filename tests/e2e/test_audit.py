@@ -17,7 +17,7 @@ from fedgsca.errors import ConfigError, DataError, RunFolderError
 from fedgsca.federation.rounds import run
 from fedgsca.federation.simulation import Experiment
 from fedgsca.hospital.ledger import Ledger
-from fedgsca.hospital.site_settings import read_settings
+from fedgsca.hospital.settings import read_settings
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import read_audit
 from fedgsca.labels.audits import audit_run

@@ -65,6 +65,9 @@ def tiny(*more: str) -> list[str]:
         "train.batch_size=8",
         "--set",
         "train.threads=1",
+        # the default is a large frozen network: most of the time is its pass over the images
+        "--set",
+        "model.feature_size=32",
         *more,
     ]
 
@@ -438,7 +441,7 @@ def test_list_bad_fails_where_a_run_would_not_start(shell: Shell) -> None:
 
 
 def test_noise_preview_shows_nominal_and_realised_rates(shell: Shell) -> None:
-    words = ("noise", "0-S40-P20-C20", "--data", toy_npz())
+    words = ("noise", "0-S40-P20-C20", "--data", toy_npz(), "--set", "model.feature_size=32")
     found = shell.json(*words)
     nominal = [site["nominal"] for site in found["sites"]]
     assert nominal == [0, 0.4, 0.2, 0.2]

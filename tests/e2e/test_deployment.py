@@ -20,28 +20,26 @@ from typing import Any
 
 import pytest
 
-from tests.toys import RecordingObserver, outcome, toy_config
+from tests.toys import outcome, toy_config
 
 pytest.importorskip("flwr")
 
 from fedgsca.cli import execute
 from fedgsca.config import Config, load_config
 from fedgsca.errors import RunFolderError
-from fedgsca.federation.records import RoundRecord
 from fedgsca.federation.round_status import read_status
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines
+from fedgsca.hospital.coordinator import write_app
 from fedgsca.hospital.delivery import read_delivered
-from fedgsca.hospital.flower import write_app
 from fedgsca.hospital.ledger import NO_AGREEMENT, Ledger
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from tests.deployment import (
     Deployment,
     Process,
     cpu_seconds,
     deployment,
     descendants,
-    listening,
     make_certificates,
     make_key,
     program,
@@ -62,19 +60,6 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
             parties.register(name)
             parties.supernode(name)
         yield parties
-
-
-LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-
-
-class AddressObserver(RecordingObserver):
-    """Looks up, in the first round, where this process and its children listen."""
-
-    addresses: frozenset[str] = frozenset()
-
-    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
-        processes = [os.getpid(), *descendants(os.getpid())]
-        self.addresses = self.addresses or frozenset(listening(processes))
 
 
 def wait_until(
@@ -119,20 +104,6 @@ def test_a_deployment_ends_in_the_bytes_of_one_process(
     complete(link, config, tmp_path / "deployed")
     assert outcome(tmp_path / "deployed") == outcome(tmp_path / "here")
     assert (tmp_path / "deployed" / "report.html").exists()
-
-
-@pytest.mark.parametrize("method", ["fedgsca", "fednoro"])
-def test_flowers_simulation_ends_in_the_bytes_of_one_process(method: str, tmp_path: Path) -> None:
-    config = toy_config(method, train__rounds=3)
-    run(config, tmp_path / "here")
-    from fedgsca.hospital.flower_simulation import simulate
-
-    pytest.importorskip("ray")
-    observer = AddressObserver()
-    simulate(config, tmp_path / "simulated", jobs=2, observer=observer)
-    assert outcome(tmp_path / "simulated") == outcome(tmp_path / "here")
-    assert observer.addresses and observer.addresses <= set(LOOPBACK)
-    assert not any("ray" in program(number) for number in descendants(os.getpid()))
 
 
 def test_a_killed_coordinator_resumes_from_its_checkpoint(link: Deployment, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_the_tour_trains_audits_corrects_and_retrains(tmp_path: Path) -> None:
     size = '"data.train": 480, "data.test": 240'
     assert size in text
     # the same with fewer and smaller images: most of the time is their features
-    small_size = '"data.train": 240, "data.test": 90, "model.feature_size": 64'
+    small_size = '"data.train": 240, "data.test": 90, "model.feature_size": 32'
     script = tmp_path / "tour.py"
     script.write_text(text.replace(size, small_size), "utf-8")
     command = [sys.executable, str(script), str(tmp_path)]

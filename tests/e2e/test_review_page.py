@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -30,7 +29,6 @@ from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import read_audit
 from fedgsca.labels.review.serve import bind, build_page_server
 from fedgsca.labels.review.session import Session
-from fedgsca.labels.review.web_app import build_app
 
 pytestmark = pytest.mark.skipif(
     chromium() is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
@@ -61,7 +59,7 @@ def served(folder: Path, *, blind: bool = False) -> Iterator[str]:
     audit = read_audit(folder)
     with bind(None) as place:
         session = Session(audit, AuditImages.open(audit), "anna", blind=blind)
-        running, address = build_page_server(partial(build_app, session), place)
+        running, address = build_page_server(session, place)
         thread = Thread(target=running.run, kwargs={"sockets": [place]})
         thread.start()
         try:
@@ -394,7 +392,7 @@ def test_all_images_of_a_patient_are_side_by_side(window: Browser, tmp_path: Pat
 
 
 def test_two_readers_and_a_judge_over_the_network(window: Browser, folder: Path) -> None:
-    from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook
+    from fedgsca.labels.review.people import ADJUDICATOR, READER, LinkBook
     from fedgsca.labels.review.serve import PageAddress, bind_address, build_network_server
     from fedgsca.labels.review.web_app import SharedReview
 

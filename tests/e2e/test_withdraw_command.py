@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedgsca.hospital.flower import write_app
+from fedgsca.hospital.coordinator import write_app
 from fedgsca.hospital.ledger import Ledger
-from fedgsca.hospital.site_settings import read_settings
+from fedgsca.hospital.settings import read_settings
 from tests.contract.test_withdrawal import (
     SECRET,
     consortium_config,

@@ -14,6 +14,7 @@ from fedgsca.labels.second_opinion import (
     nearest_rows,
     neighbour_opinion,
     order_by_similarity,
+    out_of_sample_probs,
     unit_vectors,
 )
 from fedgsca.labels.wrong_count import fit_models
@@ -161,10 +162,7 @@ def test_a_second_opinion_needs_a_known_name_and_features() -> None:
     assert error.value.code == "audit.no-features"
 
 
-def test_cleanlab_is_a_second_opinion() -> None:
-    pytest.importorskip("cleanlab")
-    from fedgsca.labels.second_opinion import label_quality, out_of_sample_probs
-
+def test_a_regression_is_a_second_opinion() -> None:
     rng = stream(0, "cl")
     labels = np.arange(80) % 2
     features = np.eye(2)[labels] * 4 + rng.normal(0, 0.3, (80, 2))
@@ -172,4 +170,4 @@ def test_cleanlab_is_a_second_opinion() -> None:
     given[0] = 1
     probs = out_of_sample_probs(features, given, 3)  # a class that nobody has
     assert probs[0].argmax() == 0 and (probs[:, 2] == 0).all()
-    assert label_quality(probs[:, :2], given).argmin() == 0
+    assert ask_second_opinion("regression", features, given, 2).labels[0] == 0

@@ -94,8 +94,6 @@ def test_a_window_is_read_without_the_rest_of_the_list(audit: Audit) -> None:
     assert [s.rank for s in audit.window(48, 9, priority=False)] == [49, 50]
     assert [s.rank for s in audit.window(1, 3, given="serrated", priority=False)] == [3, 5, 7]
     assert audit.window(0, 5, given="adenoma", priority=False) == []
-    assert audit.by_row(60) == audit.at([39])[0]
-    assert audit.by_row(7) is None
     with pytest.raises(RunFolderError) as error:
         audit.window(0, 1, given="polyp")
     assert error.value.code == "audit.unknown-class" and "adenoma" in error.value.fix
@@ -166,9 +164,10 @@ def test_images_are_read_by_row(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         images.png(len(images))
     assert error.value.code == "audit.unknown-row"
-    neighbours = images.neighbours(0, 2)
-    assert len(neighbours.given) == len(neighbours.suggestion) == 2
-    assert 0 not in neighbours.given
+    suspect = images.audit.at([0])[0]
+    for name in (suspect.given, suspect.suggestion):
+        rows = images.similar(suspect.row, name, 2)
+        assert len(rows) == 2 and suspect.row not in rows
 
 
 def test_a_folder_shows_the_original_and_survives_its_loss(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fedgsca.config import load_config
 from fedgsca.data.load import load
 from fedgsca.errors import ClassListError, DataError
 from fedgsca.federation.deployment import prepare_site, site_table
-from fedgsca.hospital.site_settings import read_settings
+from fedgsca.hospital.settings import read_settings
 
 GERMAN = ("Gesund", "Karzinom", "gesund ")
 

@@ -28,7 +28,7 @@ pytest.importorskip("cryptography")
 
 import yaml
 
-from fedgsca.hospital.check_kit import check_wheels
+from fedgsca.hospital.check_kit import inspect_wheels
 from fedgsca.hospital.consortium import read_consortium
 from fedgsca.hospital.kits import make_kits
 from fedgsca.hospital.wheelhouse import collect_wheels, wheels_problem
@@ -216,7 +216,7 @@ def test_a_wheelhouse_is_signed_by_the_authority_and_lists_its_packages(
     ]
     digest = hashlib.sha256((out / "tinydep-1.0-py3-none-any.whl").read_bytes()).hexdigest()
     assert bill["components"][0]["hashes"] == [{"alg": "SHA-256", "content": digest}]
-    assert [check.state for check in check_wheels(kit)] == ["ok"]
+    assert "signed" in inspect_wheels(kit)
     if shutil.which("openssl"):  # as the README of a kit says
         script = (
             "openssl x509 -in ca.crt -pubkey -noout | openssl dgst -sha384 -verify /dev/stdin"

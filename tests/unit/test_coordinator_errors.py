@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from fedgsca.errors import QuorumError, RunFolderError
-from fedgsca.hospital.flower import TracebackFilter, report_stop
+from fedgsca.hospital.coordinator import TracebackFilter, report_stop
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from PIL import Image
 from fedgsca.cli import execute
 from fedgsca.data import build_table
 from fedgsca.data.checks import check_source
-from fedgsca.data.file_list import FileList, ImageRow
 from fedgsca.data.image_files import decode_with_patient
 from fedgsca.data.load import load, subsample
 from fedgsca.data.reader import ReaderOptions
@@ -76,14 +75,6 @@ def test_spaces_do_not_make_another_class_but_other_signs_do() -> None:
     classes = ("HER2", "HER2-", "Polyp  A", "a", "b", "polypa")
     [text] = build_table.spelling_warnings(np.array([0, 1, 2, 5, 5]), classes)
     assert "polypa (2) and Polyp  A (1);" in text
-
-
-def test_checksum_does_not_depend_on_the_root() -> None:
-    inner = [ImageRow("train/a.png", "x"), ImageRow("test/b.png", "y")]
-    outer = [ImageRow(f"data/{row.file}", row.label) for row in inner]
-    assert FileList(Path("/d/data"), inner).sha256() == FileList(Path("/d"), outer).sha256()
-    other = [ImageRow("train/a.png", "y"), ImageRow("test/b.png", "y")]
-    assert FileList(Path("/d"), other).sha256() != FileList(Path("/d"), inner).sha256()
 
 
 @pytest.mark.parametrize("has_split", [True, False])

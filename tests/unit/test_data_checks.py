@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedgsca.data.checks import check_source
-from fedgsca.data.table import ImageTable, check_table, fingerprint
+from fedgsca.data.table import ImageTable, check_table, with_fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.csv_table import read_csv_table
 
@@ -35,7 +35,7 @@ def test_sound_folder(root: Path) -> None:
     report = check_source(str(root))
     assert report.ok and report.problems == () and report.warnings == ()
     assert report.counts == {"train": {"a": 16, "b": 16}, "test": {"a": 4, "b": 4}}
-    assert report.file_sizes == (("12x10", 40),) and report.shape == (10, 10, 3)
+    assert report.stored == (("12x10", 40),) and report.shape == (10, 10, 3)
     assert report.groups == 10 and report.sites == {"north": 26, "south": 14}
     assert json.loads(json.dumps(report.to_json()))["ok"] is True
 
@@ -43,7 +43,7 @@ def test_sound_folder(root: Path) -> None:
 def test_unreadable_files_are_a_problem_and_the_rest_is_still_counted(root: Path) -> None:
     (root / "5.png").write_bytes(b"no")
     report = check_source(str(root))
-    assert not report.ok and [bad.name for bad in report.bad_files] == ["5.png"]
+    assert not report.ok and [bad.name for bad in report.bad] == ["5.png"]
     assert report.problems[0].code == "data.unreadable-images"
     assert "1 of 40 images" in report.problems[0].text
     assert report.counts["train"] == {"a": 16, "b": 15}
@@ -99,7 +99,7 @@ def test_empty_folder_and_all_unreadable(tmp_path: Path, root: Path) -> None:
     for path in root.glob("*.png"):
         path.write_bytes(b"")
     report = check_source(str(root))
-    assert len(report.bad_files) == 40 and "40 of 40" in report.problems[0].text
+    assert len(report.bad) == 40 and "40 of 40" in report.problems[0].text
 
 
 def test_one_class_is_a_problem(root: Path) -> None:
@@ -122,7 +122,7 @@ def test_other_sources(tmp_path: Path) -> None:
     assert report.warnings == (
         "duplicate images across splits: 5 images, 5 copies in the test set",
     )
-    assert report.bad_files == ()
+    assert report.bad == ()
 
 
 def table(**changes: object) -> ImageTable:
@@ -165,15 +165,17 @@ def test_fingerprint_covers_every_part() -> None:
     t = table()
     images = t.images.copy()
     images[0, 0, 0, 0] = 1
-    marks = {
-        fingerprint(t.images, t.labels, t.classes, t.split),
-        fingerprint(images, t.labels, t.classes, t.split),
-        fingerprint(t.images, t.labels[::-1], t.classes, t.split),
-        fingerprint(t.images, t.labels, ("a", "c"), t.split),
-        fingerprint(t.images, t.labels, t.classes, t.split[::-1]),
-        fingerprint(t.images.reshape(4, 1, 4, 3), t.labels, t.classes, t.split),
-    }
-    assert len(marks) == 6
+    changes: list[dict[str, object]] = [
+        {},
+        {"images": images},
+        {"labels": t.labels[::-1]},
+        {"classes": ("a", "c")},
+        {"split": t.split[::-1]},
+        {"images": t.images.reshape(4, 1, 4, 3)},
+        {"features": np.zeros((4, 2), np.float32)},
+    ]
+    marks = {with_fingerprint(t, **change).fingerprint for change in changes}
+    assert len(marks) == 7
 
 
 def test_sheet_survives_spreadsheets(tmp_path: Path) -> None:

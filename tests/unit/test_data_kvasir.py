@@ -25,7 +25,7 @@ from tests import papers
 @pytest.fixture(scope="session")
 def complete_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = papers.kvasir(tmp_path_factory.mktemp("kvasir") / "labelled_images")
-    papers.fedgp(papers.official(root), noisy="symm-0.2")
+    papers.fedgp(root, noisy="symm-0.2")
     return root
 
 
@@ -104,13 +104,6 @@ def test_frame_split_is_the_protocol_and_says_that_it_is_ours(root: Path) -> Non
     assert again.split.tolist() == table.split.tolist(), "another seed, the same test set"
 
 
-def test_official_folds_with_their_spellings(complete_root: Path) -> None:
-    table = read(complete_root, split="official-1")
-    assert table.classes[-1] == "Erythema" and table.num_classes == 11 and table.groups is not None
-    assert {int(g, 16) % 2 for g in table.groups[table.split == "train"]} == {1}
-    assert Counter(table.split.tolist()) == {"train": 88, "test": 132}
-
-
 def test_noisy_sets_are_given_labels_over_the_truth(complete_root: Path) -> None:
     experiment = prepare(
         load_config(data__source=f"kvasir:{complete_root}", data__label="symm-0.2", method="fedavg")
@@ -171,11 +164,11 @@ def test_real_lists_as_published(tmp_path: Path) -> None:
         "C": 2532,
         "D": 2529,
     }
-    for split, classes in report.published_counts.items():
+    for split, classes in report.published.items():
         assert {**report.counts[split], "all": sum(report.counts[split].values())} == classes
     leak = "2894 of 2894 test images come from a video that is also in the training set"
     assert leak in report.warnings
-    assert len(report.lists) == 6 and all(len(digest.sha256) == 64 for digest in report.lists)
+    assert len(report.lists) == 6 and all(len(digest) == 64 for _, digest in report.lists)
     noisy = list_kvasir(tmp_path, ReaderOptions(splits=papers.SHARED, label="pair-0.4"))
     train = [row for row in noisy.rows if row.split == "train"]
     noisy_rows = [row for row in train if row.given != row.label]
@@ -254,9 +247,6 @@ def test_half_of_the_lists(root: Path) -> None:
     (root / "test-shuffle.csv").unlink()
     error = refused(root)
     assert error.code == "data.lists-not-found" and "2 csv files" in error.message
-    (root / "official_splits" / "split_1.csv").unlink()
-    error = refused(root, split="official-0")
-    assert error.code == "data.lists-not-found" and "data.splits=FOLDER" in error.fix
 
 
 def test_lists_that_say_something_else(root: Path) -> None:
@@ -285,7 +275,7 @@ def test_damaged_images(root: Path) -> None:
     error = refused(root)
     assert error.code == "data.unreadable-images" and "1 of 200 images" in error.message
     assert f"fedgsca data check kvasir:{root} --list-bad" in error.fix
-    bad_files = check_source(f"kvasir:{root}").bad_files
+    bad_files = check_source(f"kvasir:{root}").bad
     assert [bad.name for bad in bad_files] == [f"Erosion/{path.name}"]
     assert len(load(f"kvasir:{root}", skip_unreadable=True)) == 199
 

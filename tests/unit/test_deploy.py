@@ -43,25 +43,23 @@ from fedgsca.hospital.certificates import (
     read_node_key,
 )
 from fedgsca.hospital.check_connection import (
-    ENDPOINT,
-    SiteIdentity,
-    activation_request,
+    check,
     clock_difference,
 )
 from fedgsca.hospital.check_kit import (
-    check_disk,
-    check_free_port,
-    check_hospital_key,
     check_kit,
-    check_port,
-    check_server_certificate,
     check_site_data,
-    check_test_images,
     check_versions,
+    inspect_disk,
+    inspect_free_port,
+    inspect_key,
+    inspect_port,
+    inspect_server_files,
+    inspect_test_images,
 )
 from fedgsca.hospital.consortium import read_consortium
 from fedgsca.hospital.kits import KEY_FILE, add_hospital, installed_versions, make_kits
-from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
+from fedgsca.hospital.settings import SiteSettings, read_settings, state_folder
 
 PLAN = """
 name = "Test"
@@ -352,7 +350,9 @@ def test_a_kit_installs_the_wheel_that_comes_with_it(plan: Path, tmp_path: Path)
             "the folder in /opt belongs to root before"
         )
     (finding,) = (
-        f for f in check_versions({**installed_versions(), "fedgsca": "0.0"}) if f.state == "FAIL"
+        f
+        for f in check_versions({**installed_versions(), "fedgsca": "0.0"}, "")
+        if f.state == "FAIL"
     )
     assert finding.fix is not None and "wheel" in finding.fix
 
@@ -438,15 +438,13 @@ def test_a_python_without_fedgsca_is_reported_with_a_fix(plan: Path, tmp_path: P
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
-    code, shift = 2003, 0.0
+    status, shift = 401, 0.0
 
     def do_POST(self) -> None:
-        body = json.dumps(json.dumps({"code": self.code})).encode()
         self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(412)
-        self.send_header("content-length", str(len(body)))
+        self.send_response(self.status)
+        self.send_header("content-length", "0")
         self.end_headers()
-        self.wfile.write(body)
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         import time
@@ -458,7 +456,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(
-    folder: Path, signed: CertifiedKey, *, code: int = 2003, shift: float = 0.0
+    folder: Path, signed: CertifiedKey, *, status: int = 401, shift: float = 0.0
 ) -> Iterator[int]:
     """A TLS server that answers like a SuperLink; yields its port."""
     file = folder / "served.pem"
@@ -471,7 +469,9 @@ def serving(
             self, request: object, client_address: object
         ) -> None: ...  # clients that distrust us hang up
 
-    server = Quiet(("127.0.0.1", 0), type("Configured", (Answer,), {"code": code, "shift": shift}))
+    server = Quiet(
+        ("127.0.0.1", 0), type("Configured", (Answer,), {"status": status, "shift": shift})
+    )
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -485,43 +485,10 @@ def serving(
 
 def checked(folder: Path, trusted: CertifiedKey, port: int) -> dict[str, tuple[str, str]]:
     (folder / "ca.crt").write_bytes(trusted.certificate)
-    key = read_node_key(make_key_pair()[0])
-    identity = SiteIdentity(key.public, key.sign)
-    results = list(connection.check_connection("127.0.0.1", port, folder / "ca.crt", identity))
+    key = read_node_key(make_key_pair()[0]).public
+    results = list(connection.check_connection("127.0.0.1", port, folder / "ca.crt", key))
     assert all(result.fix for result in results if not result.ok)
     return {result.topic: (result.state, result.text) for result in results}
-
-
-@pytest.mark.parametrize("size", [3, 215, 20_000])
-def test_the_probe_is_the_request_that_this_version_of_flower_knows(size: int) -> None:
-    """Field 1 of the message is the key; the path is one that the SuperLink serves."""
-    translation = pytest.importorskip("flwr.supercore.protobuf.translation")
-    public = bytes(i % 251 for i in range(size))
-    length = []
-    while size >= 128:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    assert activation_request(public) == b"\x0a" + bytes([*length, size]) + public
-    assert ("POST", ENDPOINT) in _route_table(translation)
-
-
-def _route_table(translation: object) -> dict[tuple[str, str], object]:
-    """Flower's table of paths and messages, whatever it is called."""
-    for value in vars(translation).values():
-        if isinstance(value, dict) and ("POST", "/v1/fleet/deactivate-node") in value:
-            return value
-    raise AssertionError("Flower has no table of paths")
-
-
-def test_without_flower_the_connection_is_checked_and_the_key_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority = make_authority("ours")
-    monkeypatch.setitem(sys.modules, "flwr.proto.fleet_pb2", None)
-    with serving(tmp_path, make_server(authority, ["127.0.0.1"])) as port:
-        results = checked(tmp_path, authority, port)
-    assert results["clock"][0] == "ok"
-    assert results["key registered"][0] == "unknown"
 
 
 def test_a_good_server_passes_and_shows_whether_the_key_is_registered(tmp_path: Path) -> None:
@@ -531,14 +498,14 @@ def test_a_good_server_passes_and_shows_whether_the_key_is_registered(tmp_path: 
         results = checked(tmp_path, authority, port)
     assert list(results) == ["address", "port", "certificate", "clock", "key registered"]
     assert {state for state, _ in results.values()} == {"ok"}
-    with serving(tmp_path, signed, code=2004, shift=-30) as port:
+    with serving(tmp_path, signed, status=412, shift=-30) as port:
         results = checked(tmp_path, authority, port)
     assert (
         results["key registered"][0] == "FAIL"
         and results["clock"][0] == "FAIL"
         and "ahead of" in results["clock"][1]
     )
-    with serving(tmp_path, signed, code=17) as port:
+    with serving(tmp_path, signed, status=500) as port:
         assert checked(tmp_path, authority, port)["key registered"][0] == "unknown"
 
 
@@ -574,23 +541,23 @@ def test_a_closed_port_is_reported(tmp_path: Path) -> None:
 
 def test_a_key_that_others_can_read_or_that_is_none_fails(tmp_path: Path) -> None:
     path = tmp_path / KEY_FILE
-    assert check_hospital_key(path).state == "FAIL"
+    assert check("key", inspect_key, path).state == "FAIL"
     path.write_bytes(make_key_pair()[0])
     path.chmod(0o644)
-    assert "mode 644" in check_hospital_key(path).text
+    assert "mode 644" in check("key", inspect_key, path).text
     path.chmod(0o600)
-    assert check_hospital_key(path).state == "ok"
+    assert check("key", inspect_key, path).state == "ok"
     (tmp_path / f"{KEY_FILE}.pub").write_bytes(make_key_pair()[1])
-    assert "does not belong to" in check_hospital_key(path).text
+    assert "does not belong to" in check("key", inspect_key, path).text
     path.write_text("something else")
-    assert "not a private key" in check_hospital_key(path).text
+    assert "not a private key" in check("key", inspect_key, path).text
 
 
 def test_versions_data_classes_and_disk(plan: Path, tmp_path: Path) -> None:
-    assert {finding.state for finding in check_versions(installed_versions())} == {"ok"}
+    assert {finding.state for finding in check_versions(installed_versions(), "")} == {"ok"}
     assert [
         f.topic
-        for f in check_versions({**installed_versions(), "flwr": "1.0"})
+        for f in check_versions({**installed_versions(), "flwr": "1.0"}, "")
         if f.state == "FAIL"
     ] == ["version of flwr"]
     _, config = read_consortium(plan)
@@ -609,10 +576,10 @@ def test_versions_data_classes_and_disk(plan: Path, tmp_path: Path) -> None:
         f.topic: f
         for f in check_site_data(config, site.model_copy(update={"data": str(tmp_path / "gone")}))
     }
-    assert gone["data"].state == "FAIL" and gone["data"].fix and gone["classes"].state == "skipped"
+    assert gone["data"].state == "FAIL" and gone["data"].fix and "classes" not in gone
     assert (
-        check_disk("disk", tmp_path, 10**18).state == "FAIL"
-        and check_disk("disk", tmp_path / "new", 1).state == "ok"
+        check("disk", inspect_disk, tmp_path, 10**18).state == "FAIL"
+        and check("disk", inspect_disk, tmp_path / "new", 1).state == "ok"
     )
 
 
@@ -684,22 +651,23 @@ def test_each_fault_of_a_certificate_is_reported_with_the_command_that_renews_it
     for phrase, signed in cases.items():
         (coordinator / "server.pem").write_bytes(signed.certificate)
         (coordinator / "server.key").write_bytes(signed.key)
-        result = check_server_certificate(coordinator, list(hosts))
+        result = check("certificate", inspect_server_files, coordinator, list(hosts))
         assert result.state == "FAIL" and phrase in result.text and result.fix, result
     signed = make_server(ours, ["2001:DB8:0::1"])
     (coordinator / "server.pem").write_bytes(signed.certificate)
     (coordinator / "server.key").write_bytes(signed.key)
-    assert check_server_certificate(coordinator, ["2001:DB8:0::1"]).state == "ok", (
-        "another way to write 2001:db8::1"
-    )
+    assert (
+        check("certificate", inspect_server_files, coordinator, ["2001:DB8:0::1"]).state == "ok"
+    ), "another way to write 2001:db8::1"
     spaced = coordinator.rename(coordinator.with_name("a kit"))
     (spaced / "server.key").chmod(0o640)
     assert (
-        check_server_certificate(spaced, ["2001:db8::1"]).fix == f"chmod 600 '{spaced}/server.key'"
+        check("certificate", inspect_server_files, spaced, ["2001:db8::1"]).fix
+        == f"chmod 600 '{spaced}/server.key'"
     )
     (spaced / "server.pem").unlink()
     assert (
-        check_server_certificate(spaced, list(hosts)).text
+        check("certificate", inspect_server_files, spaced, list(hosts)).text
         == "server.pem cannot be read: No such file or directory"
     )
 
@@ -748,15 +716,20 @@ def test_keys_port_and_test_images_of_the_coordinator(
     assert "the key of stranger is not of type" in text
     tested = {"federation": {"test": str(toy_folder("one_class"))}}
     _, config = read_consortium(plan)
-    assert check_test_images(build(merge(config.to_tree(), tested))).state == "ok"
     assert (
-        check_test_images(
-            build(merge(config.to_tree(), {"federation": {"test": str(tmp_path / "gone")}}))
+        check("test images", inspect_test_images, build(merge(config.to_tree(), tested))).state
+        == "ok"
+    )
+    assert (
+        check(
+            "test images",
+            inspect_test_images,
+            build(merge(config.to_tree(), {"federation": {"test": str(tmp_path / "gone")}})),
         ).state
         == "FAIL"
     )
     assert (
-        check_free_port("port", "203.0.113.1", number).text
+        check("port", inspect_free_port, "203.0.113.1", number).text
         == "this machine does not have the address 203.0.113.1"
     )
 
@@ -767,7 +740,9 @@ def test_a_superlink_of_this_consortium_may_listen(coordinator: Path, tmp_path: 
     )
     with serving(tmp_path, signed) as number:
         assert (
-            check_port("port", "127.0.0.1", "127.0.0.1", number, coordinator / "ca.crt").text
+            check(
+                "port", inspect_port, "127.0.0.1", "127.0.0.1", number, coordinator / "ca.crt"
+            ).text
             == f"the SuperLink is listening on {number}"
         )
 

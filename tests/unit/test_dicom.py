@@ -542,6 +542,7 @@ def test_no_patient_in_any_output(
         "group",
     ]
     run += ["--set", "train.threads=1", "--set", "fedgsca.warmup=0", "--out", str(tmp_path / "run")]
+    run += ["--set", "model.feature_size=32"]
     use = [
         "predict",
         str(tmp_path / "run"),

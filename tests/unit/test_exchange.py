@@ -215,14 +215,6 @@ def test_cvat_tags_of_a_person_are_decisions(audit: Audit, tmp_path: Path) -> No
     assert error.value.code == "audit.unreadable-import"
 
 
-def test_links_need_dicom_files(audit: Audit, tmp_path: Path) -> None:
-    for work in (export_suspects, import_verdicts):
-        with pytest.raises(DataError) as error:
-            work(audit, "dicom", tmp_path / "links.csv")
-        assert error.value.code in ("audit.no-dicom", "audit.unknown-format")
-    assert not (tmp_path / "links.csv").exists()
-
-
 def test_the_short_form_of_label_studio_is_refused(audit: Audit, tmp_path: Path) -> None:
     (tmp_path / "min.json").write_text(
         json.dumps([{"id": 4, "image": "x.png", "label": "class 1", "annotator": 1}])

@@ -276,9 +276,9 @@ LONG = "x" * 300
         ["deploy", "check", LONG],
         ["deploy", "status", LONG],
         ["deploy", "init", LONG, "--out", "k"],
-        ["run", "--data", "synthetic", "--out", LONG],
-        ["run", "--data", "synthetic", "--out", "loop"],
-        ["run", "--data", "synthetic", "--out", "y/" * 3000],
+        ["run", "--data", "synthetic", "--model", "cnn", "--out", LONG],
+        ["run", "--data", "synthetic", "--model", "cnn", "--out", "loop"],
+        ["run", "--data", "synthetic", "--model", "cnn", "--out", "y/" * 3000],
     ],
     ids=lambda words: " ".join(words)[:30],
 )

@@ -16,7 +16,7 @@ from fedgsca.errors import RunFolderError
 from fedgsca.federation.base import Reply
 from fedgsca.hospital.ledger import NO_AGREEMENT, Gate, Ledger
 from fedgsca.hospital.messages import EncodedMessage, encode, encode_reply
-from fedgsca.hospital.site_settings import SiteSettings, read_settings
+from fedgsca.hospital.settings import SiteSettings, read_settings
 from fedgsca.wire import Update
 
 EXPERIMENT = "e" * 64
@@ -225,10 +225,3 @@ def test_an_agreement_names_a_person_and_a_day(
 ) -> None:
     assert execute(["deploy", "agree", str(kit), "--yes", *options]) == 2
     assert code in capsys.readouterr().err and not ledger.path.exists()
-
-
-def test_an_old_site_file_says_what_to_do(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = kit / "site.toml"
-    path.write_text(path.read_text() + f'fingerprint = "{EXPERIMENT}"\n')
-    assert execute(["deploy", "ledger", str(kit)]) == 2
-    assert "fedgsca deploy agree" in capsys.readouterr().err

@@ -114,6 +114,20 @@ def test_packaged_network_does_not_draw_at_random_while_it_trains() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+@needs_weights
+def test_statistics_follow_within_the_steps_of_a_short_training() -> None:
+    """Else a fine-tuned network is tested with the statistics of the one that it came from."""
+    backbone = build_backbone("efficientnet-lite0", seed=0).train()
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    backbone(images)
+    name = "net._bn0.running_mean"
+    first_step = backbone.state_dict()[name].clone()
+    for _ in range(29):
+        backbone(images)
+    # after one step the tenth of the mean, as the statistics begin at 0
+    np.testing.assert_allclose(backbone.state_dict()[name], 10 * first_step, rtol=0.06)
+
+
 # ---- frozen features ----
 
 

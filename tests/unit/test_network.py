@@ -67,29 +67,30 @@ def test_a_valid_answer_is_an_update() -> None:
     assert reply.simulation_metrics == metrics
 
 
-def test_nodes_are_registered_by_the_names_they_may_use() -> None:
+def test_nodes_are_registered_by_the_names_of_their_keys() -> None:
     registry = NodeRegistry(("a", "b"))
-    assert registry.unidentified([1, 2, 3]) == [1, 2, 3]
-    assert registry.enter(1, "a", "", None) is None
-    assert registry.enter(2, "a", "", None) == "another node is a already"
-    assert registry.enter(3, "c", "", None) == "c is not one of the experiment's sites"
-    assert registry.enter(4, "a", "b", None) == "it calls itself a, but its key is registered as b"
+    online = {1: "a", 2: "b", 3: "c"}
+    assert registry.unidentified(online) == [1, 2, 3]
+    assert registry.enter(1, "a", "a", None) is None
+    assert registry.enter(2, "b", "a", None) == "it calls itself a, but its key is registered as b"
+    assert registry.enter(3, "c", "c", None) == "c is not one of the experiment's sites"
     assert registry.missing_sites() == []
+    assert registry.nodes == {"a": 1}
     assert "registered as b" in registry.absence_reason("b")
-    assert registry.unidentified([1, 2, 3, 4, 5]) == [5]
+    assert registry.unidentified(online | {4: "a", 5: "d"}) == [5], "a has its node"
 
 
 def test_refused_nodes_are_asked_again_and_absent_ones_forgotten() -> None:
     registry = NodeRegistry(("a", "b"))
-    registry.enter(1, "a", "", None)
-    registry.enter(2, "a", "", None)
-    registry.enter(4, "a", "b", None)
+    registry.enter(1, "a", "a", None)
+    registry.enter(2, "b", "b", "its images cannot be read")
+    assert registry.unidentified({1: "a", 2: "b"}) == []
     registry.retry()
     assert registry.missing_sites() == ["b"]
-    assert registry.unidentified([1, 2, 3]) == [2, 3]
+    assert registry.unidentified({1: "a", 2: "b"}) == [2]
     registry.forget_absent([2])
     assert registry.nodes == {}
-    assert registry.enter(2, "a", "", None) is None
+    assert registry.enter(4, "a", "a", None) is None
 
 
 class LyingTransport:
@@ -100,7 +101,7 @@ class LyingTransport:
         self.names = dict(enumerate(claims))
 
     def online(self) -> dict[int, str]:
-        return dict.fromkeys(self.names, "")
+        return self.names
 
     def send(
         self, kind: MessageKind, payload: Payload, nodes: Sequence[int], seconds: float | None

@@ -36,7 +36,14 @@ from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import read_audit
 from fedgsca.labels.consensus import find_consensus, summarise_decisions
 from fedgsca.labels.review import security
-from fedgsca.labels.review.links import ADJUDICATOR, READER, LinkBook, hash_token
+from fedgsca.labels.review.people import (
+    ADJUDICATOR,
+    READER,
+    LinkBook,
+    ReviewTrail,
+    check_trail,
+    hash_token,
+)
 from fedgsca.labels.review.security import NetworkAccess
 from fedgsca.labels.review.serve import (
     PageAddress,
@@ -49,7 +56,6 @@ from fedgsca.labels.review.serve import (
     parse_address,
     require_tls,
 )
-from fedgsca.labels.review.trail import ReviewTrail, check_trail
 from fedgsca.labels.review.web_app import SharedReview, build_network_app
 
 HOST = "review.hospital.example:8443"

@@ -290,25 +290,25 @@ def test_titles_and_nominal_rates(text: str, title: str, nominal: float | None) 
 
 def test_what_each_kind_needs() -> None:
     needs = {
-        kind.letter: (kind.needs_candidates, kind.needs_matrix, kind.is_clean, kind.is_recorded)
+        kind.letter: (kind.needs_candidates, kind.is_clean, kind.is_recorded)
         for kind in list_kinds()
         if kind.order < NoiseKind.order  # those of this package
     }
     assert needs == {
-        "none": (False, False, True, False),
-        "S": (False, False, False, False),
-        "P": (False, False, False, False),
-        "H": (False, False, False, False),
-        "U": (True, False, False, False),
-        "C": (True, False, False, False),
-        "M": (False, True, False, False),
-        "F": (False, False, False, True),
-        "R": (False, False, False, False),
-        "I": (False, False, False, False),
-        "G": (False, False, False, False),
-        "A": (False, False, False, False),
-        "V": (False, False, False, False),
-        "O": (False, False, False, False),
+        "none": (False, True, False),
+        "S": (False, False, False),
+        "P": (False, False, False),
+        "H": (False, False, False),
+        "U": (True, False, False),
+        "C": (True, False, False),
+        "M": (False, False, False),
+        "F": (False, False, True),
+        "R": (False, False, False),
+        "I": (False, False, False),
+        "G": (False, False, False),
+        "A": (False, False, False),
+        "V": (False, False, False),
+        "O": (False, False, False),
     }
 
 
@@ -403,7 +403,7 @@ def test_a_new_kind_is_one_class() -> None:
 
     try:
         noise = parse_noise("0-E50", 2)[1]
-        assert str(noise) == "E50" and noise.title == "even classes 50 %" and noise.is_drawn
+        assert str(noise) == "E50" and noise.title == "even classes 50 %"
         assert noise.describe() == (
             "labels 50 % of its images wrongly, as class 1, if the class is even"
         )

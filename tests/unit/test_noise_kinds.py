@@ -24,9 +24,8 @@ from fedgsca.noise import (
     read_site_noise,
     transition_matrix,
 )
-from fedgsca.noise.kinds.annotators import majority_matrix, make_panel
-from fedgsca.noise.kinds.instance import scale_to_mean
-from fedgsca.noise.label_files import read_annotators
+from fedgsca.noise.kinds.readers import majority_matrix, make_panel, scale_to_mean
+from fedgsca.noise.transition import read_annotators
 from fedgsca.rng import stream
 from tests.toys import toy_npz
 
@@ -269,7 +268,8 @@ def test_the_preview_shows_drawn_labels_and_draws_a_picture(
 ) -> None:
     picture = tmp_path / "noise.svg"
     spec = "0-I30-R40/10-V30x3"
-    code = execute(["noise", spec, "--data", str(toy_npz()), "--picture", str(picture)])
+    words = ["noise", spec, "--data", str(toy_npz()), "--set", "model.feature_size=32"]
+    code = execute([*words, "--picture", str(picture)])
     text = capsys.readouterr().out
     assert code == 0
     assert "I30 at site-2: labels as they were drawn" in text

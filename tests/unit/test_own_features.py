@@ -168,6 +168,15 @@ def test_checks_do_not_look_at_images_that_do_not_exist(tmp_path: Path) -> None:
     assert caught.value.code == "data.no-images-to-show"
 
 
+def test_features_count_in_the_fingerprint_whatever_the_classes_are_called(tmp_path: Path) -> None:
+    marks = set()
+    for shift in (0.0, 1.0):
+        path = write_npz(tmp_path / "own.npz", features=make_arrays()["features"] + shift)
+        names = {name: f"class {name}" for name in load(str(path)).classes}
+        marks.add(load(str(path), class_names=names).fingerprint)
+    assert len(marks) == 2
+
+
 def test_vectors_without_information_are_reported(tmp_path: Path) -> None:
     vectors = make_arrays()["features"]
     vectors[[3, 4]] = 0

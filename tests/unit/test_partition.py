@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedgsca.data.duplicates import duplicate_warnings
+from fedgsca.data.duplicates import copy_warnings, find_copies
 from fedgsca.data.partition import Parts, leakage_warnings, partition, partition_warnings
 from fedgsca.data.table import ImageTable
 from fedgsca.errors import ConfigError, DataError, FedgscaError
@@ -195,13 +195,13 @@ def test_duplicates_across_splits_and_labels() -> None:
     images[11] = images[0]  # train and test
     images[3] = images[2]  # inside train, other label
     labels[3] = 1
-    warnings = duplicate_warnings(replace(data, images=images, labels=labels))
+    warnings = copy_warnings(find_copies(replace(data, images=images, labels=labels)))
     assert warnings == [
         "duplicate images across splits: 1 image, 1 copy in the test set",
         "duplicate images with different labels: 1 image, 2 copies in total",
         "duplicate images within one split: 1 image",
     ]
-    assert duplicate_warnings(data) == []
+    assert copy_warnings(find_copies(data)) == []
 
 
 def test_many_sites_that_lack_classes_are_one_warning() -> None:

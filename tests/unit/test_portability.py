@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # a hospital's node in a federation: signals between processes
 UNIX_ONLY = {
-    "hospital/flower_node.py",
-    "hospital/site_worker.py",
+    "hospital/node.py",
+    "hospital/worker.py",
 }
 MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog"}
 NAMES = {
@@ -113,9 +113,8 @@ for package in ("labels", "lab", "cli", "data", "hospital"):
 from fedgsca.cli import execute
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import read_audit
-from fedgsca.labels.review.links import LinkBook
+from fedgsca.labels.review.people import LinkBook, ReviewTrail, check_trail
 from fedgsca.labels.review.session import ListFilter, Session
-from fedgsca.labels.review.trail import ReviewTrail, check_trail
 from tests.audits import toy_audit
 from tests.toys import toy_npz
 
@@ -123,8 +122,8 @@ run = Path(sys.argv[1]) / "run"
 folder = toy_audit(run, source=toy_npz(124)).path
 audit = read_audit(folder)
 session = Session(audit, AuditImages.open(audit), "anna")
-for item in session.list_items(ListFilter(), 0, 3, open_only=True).items:
-    session.decide({"row": item.number, "hash": item.suspect.hash, "action": "accept"})
+for item in session.list_items(ListFilter(), 0, 3, open_only=True)["items"]:
+    session.decide({"row": item["row"], "hash": item["hash"], "action": "accept"})
 session.undo("x")
 assert session.progress().num_decisions == 2
 LinkBook(folder).add("anna", role="reader", blind=False, days=1, address="https://x")

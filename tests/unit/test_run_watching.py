@@ -16,7 +16,7 @@ from fedgsca.federation.records import RoundRecord, comparable_rounds
 from fedgsca.federation.round_status import StatusObserver, read_deployment_status, read_status
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import RunFolder, read_rounds
-from fedgsca.hospital.site_worker import ActivityLog
+from fedgsca.hospital.worker import ActivityLog
 from fedgsca.lab.report.html_page import write_report
 from fedgsca.support.console import activity, listen
 from tests.toys import toy_config

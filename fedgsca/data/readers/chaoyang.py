@@ -21,17 +21,18 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from fedgsca.data.file_list import FileList, FolderCount, ImageRow, normal_path, show_cases
+from fedgsca.data.file_list import FileList, FolderCount, ImageRow, normal_path
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.readers.published import (
     check_root,
     drop_missing,
     find_lists_folder,
     list_image_names,
+    list_published,
 )
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
@@ -66,17 +67,14 @@ class ChaoyangImage:
 
 def list_chaoyang(root: Path, options: ReaderOptions) -> FileList:
     """One row per patch; problems are collected in the result, not raised."""
-    file_list = FileList(
-        root, source=f"chaoyang:{root}", name="chaoyang", classes=CLASSES, group_word="slide"
-    )
-    file_list.columns = ("file", "label", "group", "split")
-    try:
+
+    def fill(file_list: FileList) -> None:
         check_root(root, file_list.source, lambda place: _fits(place, options.splits), _CONTENT)
         folder = _find_lists(root, options.splits)
         train = _read_training_lists(file_list, folder)
         test = _read_list(file_list, folder / "test.json")
         file_list.source_files.append(folder / "test.json")
-        file_list.rows = _label_training_images(file_list, train, options)
+        _label_training_images(file_list, train, options)
         for image in test:
             if image.label is not None:
                 row = ImageRow(image.name, CLASSES[image.label], _slide(image.name), "test")
@@ -84,9 +82,8 @@ def list_chaoyang(root: Path, options: ReaderOptions) -> FileList:
         _check_names(file_list)
         file_list.rows = _hide_labels(file_list.rows)
         _check_files(file_list, options.skip_unreadable)
-    except DataError as error:
-        file_list.add_problem(error)
-    return file_list
+
+    return list_published("chaoyang", root, CLASSES, "slide", fill)
 
 
 def _fits(root: Path, lists: Path | None) -> bool:
@@ -138,16 +135,13 @@ def _read_training_lists(file_list: FileList, folder: Path) -> list[ChaoyangImag
     votes: dict[str, tuple[int, ...]] = {}
     for images in lists.values():
         votes |= {image.name: image.votes for image in images if image.votes}
-    surplus = sorted(set(votes) - {image.name for image in base})
-    if surplus:
-        file_list.add_problem(
-            DataError(
-                "data.lists-differ",
-                f"{file_list.root}: {plural(len(surplus), 'image')} with pathologists' labels, but "
-                f"not in train.json: {show_cases(surplus)}",
-                fix="copy both lists from the same release",
-            )
-        )
+    file_list.report(
+        "data.lists-differ",
+        sorted(set(votes) - {image.name for image in base}),
+        "image",
+        "with pathologists' labels, but not in train.json",
+        fix="copy both lists from the same release",
+    )
     return [replace(image, votes=votes.get(image.name, ())) for image in base]
 
 
@@ -156,20 +150,22 @@ def _read_list(file_list: FileList, path: Path) -> list[ChaoyangImage]:
     images = []
     invalid_entries = []
     for entry in _read_json(path):
-        keys = [key for key in ("label", *PATHOLOGISTS) if key in entry] or ["label"]
-        if all(_is_class_number(entry.get(key)) for key in keys):
-            images.append(_parse_entry(entry))
+        labels = {key: str(entry[key]) for key in ("label", *PATHOLOGISTS) if key in entry}
+        if labels and _CLASS_NUMBERS.issuperset(labels.values()):
+            votes = tuple(int(labels[key]) for key in PATHOLOGISTS if key in labels)
+            label = int(labels["label"]) if "label" in labels else None
+            name = normal_path(str(entry["name"]))
+            images.append(ChaoyangImage(name, label, votes if len(votes) == 3 else ()))
         else:
             invalid_entries.append(f"{entry['name']}: {entry}")
-    if invalid_entries:
-        file_list.add_problem(
-            DataError(
-                "data.label-range",
-                f"{file_list.root}: {plural(len(invalid_entries), 'entry', 'entries')} of "
-                f"{path.name} with a label other than 0, 1, 2 or 3: {show_cases(invalid_entries)}",
-                fix=f"copy the published {path.name} again",
-            )
-        )
+    file_list.report(
+        "data.label-range",
+        invalid_entries,
+        "entry",
+        f"of {path.name} with a label other than 0, 1, 2 or 3",
+        nouns="entries",
+        fix=f"copy the published {path.name} again",
+    )
     return images
 
 
@@ -198,25 +194,13 @@ def _read_json(path: Path) -> list[JsonEntry]:
     return list(content)
 
 
-def _is_class_number(value: object) -> bool:
-    return isinstance(value, int | str) and str(value) in _CLASS_NUMBERS
-
-
-def _parse_entry(entry: JsonEntry) -> ChaoyangImage:
-    votes: tuple[int, ...] = ()
-    if all(key in entry for key in PATHOLOGISTS):
-        votes = tuple(int(str(entry[key])) for key in PATHOLOGISTS)
-    label = int(str(entry["label"])) if "label" in entry else None
-    return ChaoyangImage(normal_path(str(entry["name"])), label, votes)
-
-
 # ---- which label ----
 
 
 def _label_training_images(
     file_list: FileList, train: list[ChaoyangImage], options: ReaderOptions
-) -> list[ImageRow]:
-    """Rows of the training images with the requested label."""
+) -> None:
+    """Append rows of the training images with the requested label."""
     unvoted_count = sum(not image.votes for image in train)
     rule = options.label or ("released" if unvoted_count else "drawn")
     if rule != "released" and unvoted_count:
@@ -226,13 +210,26 @@ def _label_training_images(
             f"pathologists ({', '.join(PATHOLOGISTS)})",
             fix="put the list with them beside train.json, or use --set data.label=released",
         )
-    rows = _training_rows(file_list, train, rule)
+    unlabelled_images = []
+    for image in train:
+        label = image.label if rule == "released" else image.majority()
+        if label is None:
+            unlabelled_images.append(image.name)
+        else:
+            row = ImageRow(image.name, CLASSES[label], _slide(image.name), "train")
+            file_list.rows.append(row)
+    file_list.report(
+        "data.unlabelled-image",
+        unlabelled_images,
+        "training image",
+        "without a label",
+        fix="copy the published train.json there",
+    )
+    votes = {image.name: image.votes for image in train}
     if rule == "drawn":
-        votes = {image.name: image.votes for image in train}
-        rows = _draw_labels(file_list, rows, votes, options.seed)
+        _draw_labels(file_list, votes, options.seed)
     elif rule == "pathologist":
-        votes = {image.name: image.votes for image in train}
-        rows = _divide_among_pathologists(file_list, rows, votes, options.seed)
+        _divide_among_pathologists(file_list, votes, options.seed)
     elif rule == "majority":
         tie_count = sum(len(set(image.votes)) == len(PATHOLOGISTS) for image in train)
         file_list.notes.append(
@@ -244,87 +241,65 @@ def _label_training_images(
             "label released: the one in train.json; how many of them are wrong is not known"
         )
     _add_published_counts(file_list, rule)
-    return rows
 
 
-def _training_rows(file_list: FileList, train: list[ChaoyangImage], rule: str) -> list[ImageRow]:
-    """Rows with the released label or the majority; images without one are reported."""
-    rows = []
-    unlabelled_images = []
-    for image in train:
-        label = image.label if rule == "released" else image.majority()
-        if label is None:
-            unlabelled_images.append(image.name)
-        else:
-            rows.append(ImageRow(image.name, CLASSES[label], _slide(image.name), "train"))
-    if unlabelled_images:
-        file_list.add_problem(
-            DataError(
-                "data.unlabelled-image",
-                f"{file_list.root}: {plural(len(unlabelled_images), 'training image')} without a "
-                f"label: {show_cases(unlabelled_images)}",
-                fix="copy the published train.json there",
-            )
-        )
-    return rows
-
-
-def _draw_labels(
-    file_list: FileList, rows: list[ImageRow], votes: Mapping[str, tuple[int, ...]], seed: int
-) -> list[ImageRow]:
+def _draw_labels(file_list: FileList, votes: Mapping[str, tuple[int, ...]], seed: int) -> None:
     """One pathologist per image, drawn in the order of names, not in the order of the list."""
-    names = sorted(row.file for row in rows)
+    names = sorted(row.file for row in file_list.rows)
     picks = stream(seed, "chaoyang", "pathologist").integers(len(PATHOLOGISTS), size=len(names))
     given = {}
     for name, pick in zip(names, picks.tolist(), strict=True):
         given[name] = CLASSES[votes[name][pick]]
     file_list.columns += ("given",)
-    rows = [replace(row, given=given[row.file]) for row in rows]
-    difference_count = sum(row.given != row.label for row in rows)
+    rows = [replace(row, given=given[row.file]) for row in file_list.rows]
+    file_list.rows = rows
     file_list.notes.append(
-        f"label drawn: one pathologist per image, seed {seed}; {difference_count} of {len(rows)} "
+        f"label drawn: one pathologist per image, seed {seed}; {_count_wrong(rows)} of {len(rows)} "
         "differ from the majority of three, which is the reference for numbers about labels, not a "
         "proven truth"
     )
-    return rows
+
+
+def _count_wrong(rows: Sequence[ImageRow]) -> int:
+    return sum(row.given != row.label for row in rows)
 
 
 def _divide_among_pathologists(
-    file_list: FileList, rows: list[ImageRow], votes: Mapping[str, tuple[int, ...]], seed: int
-) -> list[ImageRow]:
+    file_list: FileList, votes: Mapping[str, tuple[int, ...]], seed: int
+) -> None:
     """Slides in random order, each to the site with the fewest images; labels of its pathologist.
 
     With fewer slides than sites, every image counts as a slide.
     """
-    slides: dict[str, list[ImageRow]] = {}
-    for row in sorted(rows, key=lambda row: row.file):
-        slides.setdefault(row.group, []).append(row)
+    slides: dict[str, list[str]] = {}
+    for row in sorted(file_list.rows, key=lambda row: row.file):
+        slides.setdefault(row.group, []).append(row.file)
     if len(slides) < len(SITES):
-        slides = {row.file: [row] for row in rows}
+        slides = {row.file: [row.file] for row in file_list.rows}
     names = sorted(slides)
     order = stream(seed, "chaoyang", "site").permutation(len(names))
     counts = [0] * len(SITES)
-    given: dict[str, tuple[str, str]] = {}
+    number_of: dict[str, int] = {}
     for position in order.tolist():
+        files = slides[names[position]]
         number = counts.index(min(counts))
-        for row in slides[names[position]]:
-            given[row.file] = (SITES[number], CLASSES[votes[row.file][number]])
-        counts[number] += len(slides[names[position]])
+        number_of |= dict.fromkeys(files, number)
+        counts[number] += len(files)
     file_list.columns += ("given", "site")
-    labelled_rows = []
-    for row in rows:
-        site, label = given[row.file]
-        labelled_rows.append(replace(row, site=site, given=label))
+    rows = []
+    for row in file_list.rows:
+        number = number_of[row.file]
+        given = CLASSES[votes[row.file][number]]
+        rows.append(replace(row, site=SITES[number], given=given))
+    file_list.rows = rows
     parts = []
     for site in SITES:
-        own_rows = [row for row in labelled_rows if row.site == site]
-        wrong_count = sum(row.given != row.label for row in own_rows)
-        parts.append(f"{site} {wrong_count} of {len(own_rows)}")
+        own_rows = [row for row in rows if row.site == site]
+        parts.append(f"{site} {_count_wrong(own_rows)} of {len(own_rows)}")
     file_list.notes.append(
         f"label pathologist: one pathologist per site, complete slides, seed {seed}; labels that "
         f"differ from the majority of three: {', '.join(parts)}"
     )
-    return labelled_rows
 
 
 def _add_published_counts(file_list: FileList, rule: str) -> None:
@@ -344,15 +319,13 @@ def _check_names(file_list: FileList) -> None:
     for row in file_list.rows:
         if row.file.partition("/")[0] not in PUBLISHED_COUNTS or ".." in row.file:
             outside_names.append(row.file)
-    if outside_names:
-        file_list.add_problem(
-            DataError(
-                "data.path-outside-folder",
-                f"{file_list.root}: {plural(len(outside_names), 'name')} outside the folders train "
-                f"and test: {show_cases(outside_names)}",
-                fix="write names like train/x-IMG001x001-0.JPG in the lists",
-            )
-        )
+    file_list.report(
+        "data.path-outside-folder",
+        outside_names,
+        "name",
+        "outside the folders train and test",
+        fix="write names like train/x-IMG001x001-0.JPG in the lists",
+    )
     file_list.check_duplicates()
 
 

@@ -13,19 +13,19 @@ These make it a source of its own, without images:
 from __future__ import annotations
 
 import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fedgsca.data.build_table import sort_classes, split_note
+from fedgsca.data.build_table import sort_classes
 from fedgsca.data.file_list import check_class_count
-from fedgsca.data.partition import split_rows
+from fedgsca.data.partition import choose_split
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
-from fedgsca.data.table import ImageTable, check_table, fingerprint
-from fedgsca.errors import DataError
+from fedgsca.data.table import ImageTable, check_table, with_fingerprint
+from fedgsca.errors import DataError, FedgscaError
 from fedgsca.support.checked_labels import mark_checked
 from fedgsca.support.text import one_line, plural
 
@@ -59,58 +59,50 @@ def has_features(path: Path) -> bool:
     return "features.npy" in names and "train_images.npy" not in names
 
 
-def read_features(path: Path) -> FeatureFile:
-    """Read and check the arrays of a file; a pickle inside it is refused."""
+@contextmanager
+def archive_errors(path: Path) -> Iterator[None]:
+    """Turn the many types of errors that a damaged .npz file raises into one with a fix."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if "features" not in archive:
-                content = ", ".join(sorted(archive)[:12]) or "nothing"
-                raise DataError(
-                    "data.npz-arrays",
-                    f"{path} does not contain features; it contains {one_line(content)}",
-                    fix="store the vectors as an array named features, of shape (n, D)",
-                )
-            features = archive["features"]
-            columns = {name: archive[name] for name in _COLUMNS if name in archive}
+        yield
+    except FedgscaError:
+        raise
     except FileNotFoundError:
         raise DataError(
             "data.npz-not-found",
             f"the file {path} does not exist",
-            fix="check the path of the features",
+            fix="check the path of the .npz file",
         ) from None
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        OSError,
-        MemoryError,
-        OverflowError,
-        NotImplementedError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        SyntaxError,
-    ) as error:
-        raise _damage_error(path, error) from None
-    checked_features = _check_features(path, features)
-    checked_columns = {}
-    for name, column in columns.items():
-        checked_columns[name] = _check_column(path, name, column, len(features))
-    return FeatureFile(path, checked_features, checked_columns)
+    except Exception as error:  # headers are Python text: their parser raises many types
+        if "Object arrays" in str(error):
+            raise DataError(
+                "data.object-array",
+                f"{path}: an array holds Python objects, which only an unsafe pickle can restore",
+                fix="store text as np.array(names, dtype=str) and numbers as plain arrays",
+            ) from None
+        reason = one_line(str(error)) or type(error).__name__
+        raise DataError(
+            "data.damaged-npz",
+            f"{path} is not a readable .npz archive ({reason})",
+            fix="copy, download or write the file again; it may be incomplete",
+        ) from error
 
 
-def _damage_error(path: Path, error: Exception) -> DataError:
-    if "Object arrays" in str(error):
-        return DataError(
-            "data.object-array",
-            f"{path}: an array holds Python objects, which only an unsafe pickle can restore",
-            fix="store text as np.array(names, dtype=str) and numbers as plain arrays",
-        )
-    return DataError(
-        "data.damaged-npz",
-        f"{path} is not a readable .npz archive ({one_line(str(error)) or type(error).__name__})",
-        fix="write the file again with np.savez",
-    )
+def read_features(path: Path) -> FeatureFile:
+    """Read and check the arrays of a file; a pickle inside it is refused."""
+    with archive_errors(path), np.load(path, allow_pickle=False) as archive:
+        if "features" not in archive:
+            content = ", ".join(sorted(archive)[:12]) or "nothing"
+            raise DataError(
+                "data.npz-arrays",
+                f"{path} does not contain features; it contains {one_line(content)}",
+                fix="store the vectors as an array named features, of shape (n, D)",
+            )
+        features = _check_features(path, archive["features"])
+        columns = {}
+        for name in _COLUMNS:
+            if name in archive:
+                columns[name] = _check_column(path, name, archive[name], len(features))
+    return FeatureFile(path, features, columns)
 
 
 def _check_features(path: Path, features: np.ndarray) -> np.ndarray:
@@ -202,26 +194,18 @@ def attach_features(table: ImageTable, path: Path) -> ImageTable:
             " image",
             fix=f"add files: the names as in the data, such as {str(table.ids[0])!r}",
         )
-    names = [str(name) for name in file.columns["files"]]
-    row_of = {name: row for row, name in enumerate(names)}
-    if len(row_of) < len(names):
-        duplicate = next(name for row, name in enumerate(names) if row_of[name] != row)
-        raise DataError(
-            "data.feature-name-twice",
-            f"{path}: files contains {one_line(duplicate)!r} more than once",
-            fix="store one vector per image",
-        )
+    row_of = _row_of_name(file)
     missing = [str(name) for name in table.ids if str(name) not in row_of]
     if missing:
         raise DataError(
             "data.images-without-features",
             f"{path} has no features for {len(missing)} of {plural(len(table), 'image')}, first"
-            f" {one_line(missing[0])!r}; its first name is {one_line(names[0])!r}",
+            f" {one_line(missing[0])!r}; its first name is {one_line(next(iter(row_of)))!r}",
             fix="use the names of labels.csv, and compute the missing vectors",
         )
     features = file.features[[row_of[str(name)] for name in table.ids]]
     notes = list(table.notes)
-    num_others = len(names) - len(table)
+    num_others = len(row_of) - len(table)
     if num_others:
         notes.append(f"{plural(num_others, 'vector')} of {path.name} for images not used here")
     return with_features(replace(table, notes=tuple(notes)), features, path)
@@ -234,16 +218,7 @@ def with_features(table: ImageTable, features: np.ndarray, path: Path) -> ImageT
     if num_constant and features.shape[1] > 1:
         text = plural(num_constant, "feature vector has", "feature vectors have")
         notes.append(f"{text} the same number in every entry: a failed image?")
-    digest = fingerprint(
-        table.images,
-        table.labels,
-        table.classes,
-        table.split,
-        digest=table.image_digest or None,
-        features=features,
-        checked=table.checked,
-    )
-    return replace(table, features=features, fingerprint=digest, notes=(*table.notes, *notes))
+    return with_fingerprint(table, features=features, notes=(*table.notes, *notes))
 
 
 # ---- a source of its own ----
@@ -254,17 +229,20 @@ def _read_source(location: str, options: ReaderOptions) -> ImageTable:
     file = read_features(Path(location).expanduser())
     labels, classes = _read_labels(file)
     columns = file.columns
-    ids = _read_names(file)
+    ids = np.array([f"row/{i}" for i in range(len(labels))])
+    if "files" in columns:
+        ids = np.array(list(_row_of_name(file)))
     groups = columns.get("groups")
     if groups is not None:
         groups = np.where(groups == "", ids, groups)
-    notes = ["features only: there are no images to look at"]
-    split = columns.get("split")
-    if split is None:
-        fraction = options.test_fraction
-        split = split_rows(labels, groups, fraction, options.seed, source=str(file.path))
-        if fraction > 0:
-            notes.append(split_note(split, groups, options.seed))
+    split, split_notes = choose_split(
+        columns.get("split"),
+        labels,
+        groups,
+        options.test_fraction,
+        options.seed,
+        source=str(file.path),
+    )
     table = ImageTable(
         name=file.path.stem,
         images=np.zeros((len(labels), 0, 0, 3), np.uint8),
@@ -272,12 +250,11 @@ def _read_source(location: str, options: ReaderOptions) -> ImageTable:
         classes=classes,
         split=split,
         ids=ids,
-        fingerprint="",
         groups=groups,
         site=columns.get("site"),
         has_drawn_split="split" not in columns,
         checked=mark_checked(columns.get("checked", np.zeros(len(labels)))),
-        notes=tuple(notes),
+        notes=("features only: there are no images to look at", *split_notes),
     )
     return check_table(with_features(table, file.features, file.path))
 
@@ -293,17 +270,23 @@ def _read_labels(file: FeatureFile) -> tuple[np.ndarray, tuple[str, ...]]:
             " and this file with --features",
         )
     names = file.columns.get("classes")
-    if labels.dtype.kind == "i":
+    classes = () if names is None else tuple(map(str, names))
+    is_number = labels.dtype.kind == "i"
+    if is_number:
         check_class_count(file.path, labels)
-        count = int(labels.max()) + 1
-        classes = tuple(f"class {i}" for i in range(count))
-        if names is not None:
-            classes = _check_classes(file, names, count)
-        return labels, classes
+    count = int(labels.max()) + 1 if is_number else 0
+    if names is not None and (len(set(classes)) < len(classes) or len(classes) < count):
+        raise DataError(
+            "data.classes-array",
+            f"{file.path}: classes has {plural(len(set(classes)), 'different name')} in"
+            f" {plural(len(classes), 'entry', 'entries')}, and the labels need {count}",
+            fix="store one name per class, in the order of the numbers",
+        )
+    if is_number:
+        return labels, classes or tuple(f"class {i}" for i in range(count))
     words = [str(label) for label in labels]
-    classes = sort_classes(words)
-    if names is not None:
-        classes = _check_classes(file, names, 0)
+    classes = classes or sort_classes(words)
+    index = {name: i for i, name in enumerate(classes)}
     unknown_labels = sorted(set(words) - set(classes))
     if unknown_labels:
         raise DataError(
@@ -311,35 +294,21 @@ def _read_labels(file: FeatureFile) -> tuple[np.ndarray, tuple[str, ...]]:
             f"{file.path}: the label {one_line(unknown_labels[0])!r} is not in classes",
             fix=f"add it to classes, or use one of: {', '.join(classes[:12])}",
         )
-    index = {name: i for i, name in enumerate(classes)}
     return np.array([index[word] for word in words], dtype=np.int64), classes
 
 
-def _check_classes(file: FeatureFile, names: np.ndarray, count: int) -> tuple[str, ...]:
-    """The names of the array `classes`; `count` is how many the labels need."""
-    classes = tuple(str(name) for name in names)
-    if len(set(classes)) < len(classes) or len(classes) < count:
-        raise DataError(
-            "data.classes-array",
-            f"{file.path}: classes has {plural(len(set(classes)), 'different name')} in"
-            f" {plural(len(classes), 'entry', 'entries')}, and the labels need {count}",
-            fix="store one name per class, in the order of the numbers",
-        )
-    return classes
-
-
-def _read_names(file: FeatureFile) -> np.ndarray:
-    """(n,) str: the names of the file, else "row/0", "row/1", ..."""
-    names = file.columns.get("files")
-    if names is None:
-        return np.array([f"row/{i}" for i in range(len(file.features))])
-    if len(np.unique(names)) < len(names):
-        raise DataError(
-            "data.feature-name-twice",
-            f"{file.path}: files contains a name more than once",
-            fix="store one vector per image",
-        )
-    return names
+def _row_of_name(file: FeatureFile) -> dict[str, int]:
+    """The row of every name in the array `files`; a name that occurs twice is an error."""
+    names = [str(name) for name in file.columns["files"]]
+    row_of = {name: row for row, name in enumerate(names)}
+    for row, name in enumerate(names):
+        if row_of[name] != row:
+            raise DataError(
+                "data.feature-name-twice",
+                f"{file.path}: files contains {one_line(name)!r} more than once",
+                fix="store one vector per image",
+            )
+    return row_of
 
 
 READERS.register(

@@ -19,6 +19,7 @@ from fedgsca.data.file_list import (
 )
 from fedgsca.data.image_files import SUFFIXES, is_image
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
+from fedgsca.data.table import SPLITS
 from fedgsca.data.table_import import column_of
 from fedgsca.data.withdrawn import is_withdrawn, read_withdrawn
 from fedgsca.errors import DataError
@@ -86,20 +87,16 @@ def _rename_labels(file_list: FileList, names: FolderNames) -> None:
 
 def _check_encoding(file_list: FileList) -> None:
     """Report names of files or folders that are not UTF-8: no csv or report could contain them."""
-    odd_names = []
-    for row in file_list.rows:
-        if row.file != row.file.encode(errors="replace").decode():
-            odd_names.append(row.file)
-    if odd_names:
-        file_list.rows = [row for row in file_list.rows if row.file not in set(odd_names)]
-        file_list.add_problem(
-            DataError(
-                "data.name-not-utf8",
-                f"{file_list.root}: {plural(len(odd_names), 'file name')} not in UTF-8: "
-                f"{show_cases(odd_names)}",
-                fix="rename the files, for example with convmv",
-            )
-        )
+    files = [row.file for row in file_list.rows]
+    odd_names = [file for file in files if file != file.encode(errors="replace").decode()]
+    file_list.rows = [row for row in file_list.rows if row.file not in set(odd_names)]
+    file_list.report(
+        "data.name-not-utf8",
+        odd_names,
+        "file name",
+        "not in UTF-8",
+        fix="rename the files, for example with convmv",
+    )
 
 
 def find_labels_csv(root: Path) -> Path | None:
@@ -127,15 +124,15 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
                 fix="add one line per image",
             )
         )
-    marks = _read_checked(file_list, path, table)
     withdrawn = read_withdrawn(file_list.root)
     lines = []
-    for (line, cells), mark in zip(table.rows, marks, strict=True):
+    for (line, cells), mark in zip(table.rows, _read_checked(file_list, path, table), strict=True):
+        split = cells.get("split", "")
         row = ImageRow(
             normal_path(cells["file"]),
             cells["label"],
             cells.get("group", ""),
-            cells.get("split", ""),
+            _SPLITS.get(fold_name(split), split),
             cells.get("site", ""),
             checked=mark,
             original=cells.get("original", "") if mark else "",
@@ -148,10 +145,6 @@ def _read_labels_csv(file_list: FileList, path: Path, names: FolderNames) -> Non
         file_list.notes.append(f"{plural(num_left, 'line')} of withdrawn patients left out")
     _check_files(file_list, lines)
     _check_cells(file_list, lines)
-    rows = []
-    for row in file_list.rows:
-        rows.append(replace(row, split=_SPLITS.get(fold_name(row.split), row.split)))
-    file_list.rows = rows
 
 
 def _read_checked(file_list: FileList, path: Path, table: CsvTable) -> list[bool]:
@@ -172,87 +165,63 @@ def _check_header(file_list: FileList, table: CsvTable, ignore: Collection[str])
             suggestion = column_of(name) or suggest(name, COLUMNS)
             hint = "" if suggestion is None else f" (did you mean {suggestion}?)"
             unknown_columns.append(f"{name!r}{hint}")
-    if unknown_columns:
-        file_list.add_problem(
-            DataError(
-                "data.unknown-column",
-                f"{file_list.root}: {plural(len(unknown_columns), 'unknown column')} in labels.csv:"
-                f" {show_cases(unknown_columns)}",
-                fix="let `fedgsca data import` read the table; or rename or remove these columns,"
-                f" or name them in {NAMES_FILE} below [columns] or ignore; use only"
-                f" {', '.join(COLUMNS)}",
-            )
-        )
+    file_list.report(
+        "data.unknown-column",
+        unknown_columns,
+        "unknown column",
+        "in labels.csv",
+        fix="let `fedgsca data import` read the table; or rename or remove these columns,"
+        f" or name them in {NAMES_FILE} below [columns] or ignore; use only {', '.join(COLUMNS)}",
+    )
     missing_columns = [name for name in ("file", "label") if name not in table.columns]
-    if missing_columns:
-        file_list.add_problem(
-            DataError(
-                "data.missing-column",
-                f"{file_list.root}: {plural(len(missing_columns), 'missing column')} in labels.csv:"
-                f" {show_cases(missing_columns)}",
-                fix="write file,label[,group][,split][,site][,checked][,original] in the first line"
-                " of labels.csv",
-            )
-        )
+    file_list.report(
+        "data.missing-column",
+        missing_columns,
+        "missing column",
+        "in labels.csv",
+        fix="write file,label[,group][,split][,site][,checked][,original] in the first line"
+        " of labels.csv",
+    )
     return not missing_columns
 
 
 def _check_files(file_list: FileList, lines: list[int]) -> None:
     """Report paths outside the folder, duplicates, missing files and files that are not images."""
-    names = list(dict.fromkeys(row.file for row in file_list.rows if row.file))
-    outside_paths = dict.fromkeys(name for name in names if _leaves_folder(name))
-    linked_paths = dict.fromkeys(
-        linked_outside(file_list.root, [name for name in names if name not in outside_paths])
+    root = file_list.root
+    names = dict.fromkeys(row.file for row in file_list.rows if row.file)
+    inside_names = [name for name in names if not _leaves_folder(name)]
+    file_list.report(
+        "data.link-outside-folder",
+        linked_outside(root, inside_names),
+        "path",
+        "in labels.csv lead out of the folder over a symbolic link",
+        fix="copy the files into the folder, or give the folder that really contains them",
     )
-    if linked_paths:
-        file_list.add_problem(
-            DataError(
-                "data.link-outside-folder",
-                f"{file_list.root}: {plural(len(linked_paths), 'path')} in labels.csv lead out of"
-                f" the folder over a symbolic link: {show_cases(linked_paths)}",
-                fix="copy the files into the folder, or give the folder that really contains them",
-            )
-        )
-    if outside_paths:
-        file_list.add_problem(
-            DataError(
-                "data.path-outside-folder",
-                f"{file_list.root}: {plural(len(outside_paths), 'path')} in labels.csv outside the "
-                f"folder: {show_cases(outside_paths)}",
-                fix="write paths relative to the folder of labels.csv, without ..",
-            )
-        )
+    file_list.report(
+        "data.path-outside-folder",
+        [name for name in names if _leaves_folder(name)],
+        "path",
+        "in labels.csv outside the folder",
+        fix="write paths relative to the folder of labels.csv, without ..",
+    )
     file_list.check_duplicates(lines)
     file_list.check_classes()
-    _check_existence(file_list, [name for name in names if name not in outside_paths])
-
-
-def _check_existence(file_list: FileList, names: list[str]) -> None:
-    """Report files that do not exist or are not images."""
-    root = file_list.root
-    missing_files = dict.fromkeys(name for name in names if not is_file(root / name))
-    if missing_files:
-        file_list.add_problem(
-            DataError(
-                "data.file-not-found",
-                f"{root}: {plural(len(missing_files), 'file')} not found: "
-                f"{show_cases(missing_files)}",
-                fix="copy the files there or remove their lines from labels.csv",
-            )
-        )
-    non_images = []
-    for name in names:
-        if name not in missing_files and not is_image(root / name):
-            non_images.append(name)
-    if non_images:
-        file_list.add_problem(
-            DataError(
-                "data.unknown-file-type",
-                f"{root}: {plural(len(non_images), 'file')} of an unknown type: "
-                f"{show_cases(non_images)}",
-                fix=f"use images of a supported type: {', '.join(SUFFIXES)}",
-            )
-        )
+    missing_files = dict.fromkeys(name for name in inside_names if not is_file(root / name))
+    file_list.report(
+        "data.file-not-found",
+        missing_files,
+        "file",
+        "not found",
+        fix="copy the files there or remove their lines from labels.csv",
+    )
+    present_files = [name for name in inside_names if name not in missing_files]
+    file_list.report(
+        "data.unknown-file-type",
+        [name for name in present_files if not is_image(root / name)],
+        "file",
+        "of an unknown type",
+        fix=f"use images of a supported type: {', '.join(SUFFIXES)}",
+    )
 
 
 def _leaves_folder(name: str) -> bool:
@@ -263,27 +232,21 @@ def _leaves_folder(name: str) -> bool:
 def _check_cells(file_list: FileList, lines: list[int]) -> None:
     """Report empty cells and unknown splits."""
     for column in ("file", "label", "split", "site"):
-        empty_cells = _empty_cells(file_list, column, lines)
-        if empty_cells:
-            file_list.add_problem(
-                DataError(
-                    "data.empty-cell",
-                    f"{file_list.root}: {plural(len(empty_cells), 'empty cell')} in column "
-                    f"{column!r} of labels.csv: {show_cases(empty_cells)}",
-                    fix=f"fill in the {column} or remove the line",
-                )
-            )
-    splits = dict.fromkeys(row.split for row in file_list.rows if row.split)
-    unknown_splits = [split for split in splits if fold_name(split) not in _SPLITS]
-    if unknown_splits:
-        file_list.add_problem(
-            DataError(
-                "data.unknown-split",
-                f"{file_list.root}: {plural(len(unknown_splits), 'unknown split')} in labels.csv: "
-                f"{show_cases(unknown_splits)}",
-                fix="use one of: train, val, test",
-            )
+        file_list.report(
+            "data.empty-cell",
+            _empty_cells(file_list, column, lines),
+            "empty cell",
+            f"in column {column!r} of labels.csv",
+            fix=f"fill in the {column} or remove the line",
         )
+    splits = dict.fromkeys(row.split for row in file_list.rows if row.split)
+    file_list.report(
+        "data.unknown-split",
+        [split for split in splits if split not in SPLITS],
+        "unknown split",
+        "in labels.csv",
+        fix="use one of: train, val, test",
+    )
     labels = {row.label for row in file_list.rows}
     unknown_originals = {row.original for row in file_list.rows} - labels - {""}
     if unknown_originals:
@@ -319,7 +282,7 @@ def _read_class_folders(file_list: FileList) -> None:
     root = file_list.root
     files = list_files(root)
     images = [name for name in files if is_image(root / name)]
-    linked_images = dict.fromkeys(linked_outside(root, images))
+    linked_images = linked_outside(root, images)
     if linked_images:
         images = [name for name in images if name not in linked_images]
         file_list.notes.append(
@@ -337,18 +300,16 @@ def _read_class_folders(file_list: FileList) -> None:
         )
         return
     top_folders = {name.split("/")[0] for name in images if "/" in name}
-    by_split = bool(top_folders) and all(fold_name(top) in _SPLITS for top in top_folders)
+    by_split = bool(top_folders) and {fold_name(top) for top in top_folders} <= set(_SPLITS)
     depth = 2 if by_split else 1
     loose_images = [name for name in images if name.count("/") < depth]
-    if loose_images:
-        file_list.add_problem(
-            DataError(
-                "data.unlabelled-image",
-                f"{root}: {plural(len(loose_images), 'image')} without a label: "
-                f"{show_cases(loose_images)}",
-                fix=f"add a labels.csv, or sort the images into one folder per class{hint}",
-            )
-        )
+    file_list.report(
+        "data.unlabelled-image",
+        loose_images,
+        "image",
+        "without a label",
+        fix=f"add a labels.csv, or sort the images into one folder per class{hint}",
+    )
     file_list.columns = ("file", "label", "split") if by_split else ("file", "label")
     for name in images:
         parts = name.split("/")

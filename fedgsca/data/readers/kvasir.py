@@ -1,24 +1,22 @@
-"""Kvasir-Capsule: `<root>/<Class>/<video>_<frame>.jpg`, and four ways to split it.
+"""Kvasir-Capsule: `<root>/<Class>/<video>_<frame>.jpg`, and three ways to split it.
 
     fedgp       FedGP's csv files: ten classes, clients A to D, 7:1:2 by frame. Frames of one video
                 are on both sides.
     frame       the same protocol drawn here, for those who do not have the csv files
     video       the same images, 7:1:2 with every video on one side
-    official-K  trained on the authors' split_K.csv and tested on the other one: eleven classes
 
 Draws do not depend on the experiment's seed: all seeds share one test set.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fedgsca.data.file_list import FileList, FolderCount, ImageRow, show_cases
+from fedgsca.data.file_list import FileList, FolderCount, ImageRow
 from fedgsca.data.partition import three_way
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.readers.published import (
@@ -27,17 +25,16 @@ from fedgsca.data.readers.published import (
     find_lists_folder,
     list_folders,
     list_image_names,
-    suggestion_note,
+    list_published,
 )
 from fedgsca.data.table import SPLITS
 from fedgsca.errors import DataError
 from fedgsca.rng import stream
-from fedgsca.support.csv_table import CsvTable, read_csv_table
-from fedgsca.support.text import fold_name, plural, suggest
+from fedgsca.support.csv_table import read_csv_table, require_columns
+from fedgsca.support.text import fold_name, suggest, suggestion_note
 
 CAP = 3000  # FedGP uses at most this many images of a class; the two largest have more
-# Images published per class. The first ten, in this order, are FedGP's classes, the first eleven
-# those of the official splits.
+# Images published per class. The first ten, in this order, are FedGP's classes.
 IMAGES = {
     "Normal clean mucosa": 34338,
     "Ileocecal valve": 4189,
@@ -55,8 +52,7 @@ IMAGES = {
     "Ampulla of vater": 10,
 }
 CLASSES = tuple(IMAGES)[:10]
-OFFICIAL = tuple(IMAGES)[:11]
-# Other spellings: those of the official splits and of the paper.
+# Other spellings: those of the authors' lists and of the paper.
 SPELLINGS = {
     "Normal": "Normal clean mucosa",
     "Mucosal atrophy": "Reduced mucosal view",
@@ -73,52 +69,61 @@ _TEST = (600, 600, 581, 306, 171, 173, 155, 118, 101, 89)
 _CONTENT = "the class folders (Normal clean mucosa, Pylorus, Ulcer, ...)"
 
 
+@dataclass(frozen=True)
+class ClassFolder:
+    """The folder of a class under the name it has in this copy, and the images in it."""
+
+    name: str
+    images: list[str]
+
+    def path(self, file: str) -> str:
+        """The path of an image below the root."""
+        return f"{self.name}/{file}"
+
+
+# class -> its folder
+Folders = Mapping[str, ClassFolder]
+
+
 def list_kvasir(root: Path, options: ReaderOptions) -> FileList:
     """The images of the requested split; problems are collected in the result, not raised."""
-    file_list = FileList(
-        root, source=f"kvasir:{root}", name="kvasir", classes=CLASSES, group_word="video"
-    )
-    file_list.columns = ("file", "label", "group", "split")
-    try:
+
+    def fill(file_list: FileList) -> None:
         check_root(root, file_list.source, _has_class_folders, _CONTENT)
-        folders = _find_class_folders(file_list)
+        folders = _find_class_folders(root)
+        for name, count in IMAGES.items():
+            if name in folders:
+                folder = folders[name]
+                tree = FolderCount(f"{folder.name}/", len(folder.images), count)
+                file_list.folders.append(tree)
         _list_split(file_list, folders, options)
-        names = {folder: set(images) for folder, images in folders.images.items()}
+        names = {folder.name: set(folder.images) for folder in folders.values()}
         drop_missing(file_list, names, options.skip_unreadable)
-    except DataError as error:
-        file_list.add_problem(error)
-    return file_list
+
+    return list_published("kvasir", root, CLASSES, "video", fill)
 
 
 def _has_class_folders(root: Path) -> bool:
     return sum(bool(class_of(path.name)) for path in list_folders(root)) >= 3
 
 
-def _find_class_folders(file_list: FileList) -> ClassFolders:
-    folders: dict[str, str] = {}
-    for path in list_folders(file_list.root):
-        if class_of(path.name):
-            folders[class_of(path.name)] = path.name
-    images = {folder: list_image_names(file_list.root / folder) for folder in folders.values()}
-    for name, count in IMAGES.items():
-        if name in folders:
-            folder = folders[name]
-            file_list.folders.append(FolderCount(f"{folder}/", len(images[folder]), count))
-    return ClassFolders(folders, images)
+def _find_class_folders(root: Path) -> Folders:
+    folders = {class_of(path.name): path for path in list_folders(root)}
+    folders.pop("", None)
+    return {name: ClassFolder(path.name, list_image_names(path)) for name, path in folders.items()}
 
 
-def _list_split(file_list: FileList, folders: ClassFolders, options: ReaderOptions) -> None:
+def _list_split(file_list: FileList, folders: Folders, options: ReaderOptions) -> None:
     """Fill the list with the requested split; by default FedGP's, if its csv files are there."""
     root = file_list.root
-    places = [root, root / "splits", root / "official_splits"]
+    places = [root, root / "splits"]
     if options.splits is not None:
         places = [options.splits]
     split = options.split
     if split is None:
         has_csv = options.splits is not None or find_lists_folder(places, has_fedgp) is not None
         split = "fedgp" if has_csv else "frame"
-    is_official = split.startswith("official")
-    _check_class_folders(file_list, folders, OFFICIAL if is_official else CLASSES)
+    _check_class_folders(file_list, folders)
     if split == "fedgp":
         list_fedgp(file_list, folders, places, options.label or "clean")
         return
@@ -129,56 +134,45 @@ def _list_split(file_list: FileList, folders: ClassFolders, options: ReaderOptio
             f"but data.split is {split!r}",
             fix="use --set data.split=fedgp",
         )
-    if is_official:
-        list_official(file_list, folders, places, int(split[-1]))
-    else:
-        _draw_split(file_list, folders, split)
+    _draw_split(file_list, folders, split)
 
 
-def _check_class_folders(
-    file_list: FileList, folders: ClassFolders, classes: tuple[str, ...]
-) -> None:
+def _check_class_folders(file_list: FileList, folders: Folders) -> None:
     """Report class folders that are missing or empty."""
     names = [path.name for path in list_folders(file_list.root)]
     other_names = [name for name in names if not class_of(name)]
     missing = []
-    empty = []
-    for name in classes:
-        if name not in folders.folder:
+    for name in CLASSES:
+        if name not in folders:
             suggestion = suggest(name, other_names)
             missing.append(name if suggestion is None else f"{name} (is it {suggestion!r}?)")
-        elif not folders.images[folders.folder[name]]:
-            empty.append(folders.folder[name])
-    if missing:
-        file_list.add_problem(
-            DataError(
-                "data.class-folder-not-found",
-                f"{file_list.root}: {plural(len(missing), 'class folder')} not found: "
-                f"{show_cases(missing)}",
-                fix="complete the download, or rename the folders to their published names",
-            )
-        )
-    if empty:
-        file_list.add_problem(
-            DataError(
-                "data.empty-class-folder",
-                f"{file_list.root}: {plural(len(empty), 'class folder')} without images: "
-                f"{show_cases(empty)}",
-                fix="complete the download",
-            )
-        )
+    file_list.report(
+        "data.class-folder-not-found",
+        missing,
+        "class folder",
+        "not found",
+        fix="complete the download, or rename the folders to their published names",
+    )
+    class_folders = [folders[name] for name in CLASSES if name in folders]
+    file_list.report(
+        "data.empty-class-folder",
+        [folder.name for folder in class_folders if not folder.images],
+        "class folder",
+        "without images",
+        fix="complete the download",
+    )
 
 
-def _draw_split(file_list: FileList, folders: ClassFolders, split: str) -> None:
+def _draw_split(file_list: FileList, folders: Folders, split: str) -> None:
     """At most CAP images of a class, then 7:1:2 by frame or by video.
 
     By frame there are also four equal clients.
     """
-    for label in CLASSES:
-        names = folders.images.get(folders.folder.get(label, ""), [])
+    for label in filter(folders.get, CLASSES):
+        names = folders[label].images
         selection = stream(0, "kvasir", "cap", label).permutation(len(names))[:CAP]
         for i in sorted(selection.tolist()):
-            row = ImageRow(folders.path(label, names[i]), label, video_of(names[i]))
+            row = ImageRow(folders[label].path(names[i]), label, video_of(names[i]))
             file_list.rows.append(row)
     if file_list.problems:
         return
@@ -212,19 +206,7 @@ def _deal(labels: np.ndarray, parts: np.ndarray) -> np.ndarray:
     return sites
 
 
-# ---- classes, and the lists of others: FedGP's csv files, the authors' two folds ----
-
-
-@dataclass(frozen=True)
-class ClassFolders:
-    """The class folders under the names they have in this copy, and the images in them."""
-
-    folder: Mapping[str, str]  # class -> folder
-    images: Mapping[str, list[str]]  # folder -> file names
-
-    def path(self, label: str, name: str) -> str:
-        """The path of an image below the root."""
-        return f"{self.folder[label]}/{name}"
+# ---- classes, and the FedGP's csv files ----
 
 
 def class_of(name: str) -> str:
@@ -246,9 +228,6 @@ def add_published_counts(file_list: FileList) -> None:
         file_list.published_counts[split] = counts | {"all": sum(numbers)}
 
 
-_FOLDS = ("split_0.csv", "split_1.csv")
-
-
 def has_fedgp(folder: Path) -> bool:
     """Whether some of FedGP's csv files are in this folder."""
     if any(folder.glob("*train-4clients-*-shuffle*.csv")):
@@ -256,7 +235,7 @@ def has_fedgp(folder: Path) -> bool:
     return (folder / "test-shuffle.csv").is_file()
 
 
-def list_fedgp(file_list: FileList, folders: ClassFolders, places: list[Path], label: str) -> None:
+def list_fedgp(file_list: FileList, folders: Folders, places: list[Path], label: str) -> None:
     """Clients A to D, validation and test; `label` is "clean" or the name of a noisy set."""
     folder = find_lists_folder(places, has_fedgp)
     if folder is None:
@@ -269,16 +248,15 @@ def list_fedgp(file_list: FileList, folders: ClassFolders, places: list[Path], l
         )
     parts = _fedgp_files(label)
     missing_files = [name for name in parts if not (folder / name).is_file()]
+    noisy_sets = "" if label == "clean" else f"; noisy sets there: {_noisy_sets(folder)}"
+    file_list.report(
+        "data.lists-not-found",
+        missing_files,
+        "csv file",
+        f"not found in {folder}",
+        fix=f"copy them from FedGP{noisy_sets}",
+    )
     if missing_files:
-        noisy_sets = "" if label == "clean" else f"; noisy sets there: {_noisy_sets(folder)}"
-        file_list.add_problem(
-            DataError(
-                "data.lists-not-found",
-                f"{file_list.root}: {plural(len(missing_files), 'csv file')} not found in {folder}:"
-                f" {show_cases(missing_files)}",
-                fix=f"copy them from FedGP{noisy_sets}",
-            )
-        )
         return
     for name, (split, site) in parts.items():
         file_list.rows += _read_fedgp_csv(file_list, folders, folder / name, split, site)
@@ -311,16 +289,13 @@ def _fedgp_files(label: str) -> dict[str, tuple[str, str]]:
 
 
 def _noisy_sets(folder: Path) -> str:
-    names = set()
-    for path in folder.glob("noisy-*.csv"):
-        match = re.search(r"shuffle-(.+)\.csv$", path.name)
-        if match:
-            names.add(match[1])
+    paths = folder.glob("noisy-*shuffle-*.csv")
+    names = {path.stem.partition("shuffle-")[2] for path in paths}
     return ", ".join(sorted(names)) or "none"
 
 
 def _read_fedgp_csv(
-    file_list: FileList, folders: ClassFolders, path: Path, split: str, site: str
+    file_list: FileList, folders: Folders, path: Path, split: str, site: str
 ) -> list[ImageRow]:
     """Rows of one csv: imgname,category,clean_label[,noisy_label,...].
 
@@ -328,15 +303,17 @@ def _read_fedgp_csv(
     """
     table = read_csv_table(path)
     file_list.source_files.append(path)
-    given_column = "noisylabel" if path.name.startswith("noisy") else "cleanlabel"
-    _check_fedgp_columns(table, path, given_column)
+    columns = ["imgname", "category", "clean_label"]
+    if path.name.startswith("noisy"):
+        columns.append("noisy_label")
+    require_columns(path, table, columns, fix="copy the file from FedGP again")
     rows = []
     unknown_classes = []
     contradictions = []
     for line, cells in table.rows:
         label = class_of(cells["category"])
         number, _, name = cells["imgname"].partition("_")
-        given = cells[given_column]
+        given = cells[fold_name(columns[-1])]
         if label not in CLASSES:
             note = suggestion_note(cells["category"], CLASSES)
             unknown_classes.append(f"{cells['category']!r} in line {line}{note}")
@@ -344,103 +321,24 @@ def _read_fedgp_csv(
         is_consistent = number == cells["cleanlabel"] == str(CLASSES.index(label))
         if not is_consistent or not given.isdecimal() or int(given) >= len(CLASSES):
             contradictions.append(f"line {line}")
-        elif label in folders.folder:
-            file = folders.path(label, name)
+        elif label in folders:
+            file = folders[label].path(name)
             rows.append(ImageRow(file, label, video_of(name), split, site, CLASSES[int(given)]))
-    _report_unknown_classes(file_list, path.name, unknown_classes, CLASSES)
-    if contradictions:
-        file_list.add_problem(
-            DataError(
-                "data.inconsistent-list",
-                f"{file_list.root}: {plural(len(contradictions), 'line')} of {path.name} with a "
-                f"file name, class and number that disagree: {show_cases(contradictions)}",
-                fix="copy the file from FedGP again",
-            )
-        )
-    return rows
-
-
-def _check_fedgp_columns(table: CsvTable, path: Path, given_column: str) -> None:
-    columns = {"imgname": "imgname", "category": "category", "cleanlabel": "clean_label"}
-    if given_column == "noisylabel":
-        columns["noisylabel"] = "noisy_label"
-    missing_columns = [name for column, name in columns.items() if column not in table.columns]
-    if missing_columns:
-        raise DataError(
-            "data.missing-column",
-            f"{path} must have the column {missing_columns[0]}, but it has: "
-            f"{', '.join(table.header)}",
-            fix="copy the file from FedGP again",
-        )
-
-
-def _report_unknown_classes(
-    file_list: FileList, list_name: str, cases: list[str], classes: tuple[str, ...]
-) -> None:
-    if cases:
-        file_list.add_problem(
-            DataError(
-                "data.unknown-class",
-                f"{file_list.root}: {plural(len(cases), 'unknown class', 'unknown classes')} in "
-                f"{list_name}: {show_cases(cases)}",
-                fix=f"use only the classes {', '.join(classes)}",
-            )
-        )
-
-
-# ---- the authors' two folds ----
-
-
-def list_official(
-    file_list: FileList, folders: ClassFolders, places: list[Path], train_fold: int
-) -> None:
-    """Trained on one fold and tested on the other."""
-    folder = find_lists_folder(places, _has_folds)
-    if folder is None:
-        raise DataError(
-            "data.lists-not-found",
-            f"split_0.csv and split_1.csv are not in {' or '.join(map(str, places))}",
-            fix="copy both from the authors' repository, or use --set data.splits=FOLDER with the "
-            "folder that contains them",
-        )
-    file_list.classes = OFFICIAL
-    for fold, name in enumerate(_FOLDS):
-        split = "train" if fold == train_fold else "test"
-        file_list.rows += _read_fold(file_list, folders, folder / name, split)
-    file_list.notes.append(
-        f"split official-{train_fold}: trained on {_FOLDS[train_fold]}, "
-        f"tested on {_FOLDS[1 - train_fold]}"
+    file_list.report(
+        "data.unknown-class",
+        unknown_classes,
+        "unknown class",
+        f"in {path.name}",
+        nouns="unknown classes",
+        fix=f"use only the classes {', '.join(CLASSES)}",
     )
-
-
-def _has_folds(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in _FOLDS)
-
-
-def _read_fold(
-    file_list: FileList, folders: ClassFolders, path: Path, split: str
-) -> list[ImageRow]:
-    """Rows of one csv: filename,label."""
-    table = read_csv_table(path)
-    file_list.source_files.append(path)
-    if not {"filename", "label"} <= set(table.columns):
-        raise DataError(
-            "data.missing-column",
-            f"{path} must have the columns filename and label, but it has: "
-            f"{', '.join(table.header)}",
-            fix="copy the file from the authors' repository again",
-        )
-    rows = []
-    unknown_classes: dict[str, None] = {}  # a set in the order of the file
-    for _, cells in table.rows:
-        label = class_of(cells["label"])
-        if label not in OFFICIAL:
-            note = suggestion_note(cells["label"], SPELLINGS)
-            unknown_classes[f"{cells['label']!r}{note}"] = None
-        elif label in folders.folder:
-            name = cells["filename"]
-            rows.append(ImageRow(folders.path(label, name), label, video_of(name), split))
-    _report_unknown_classes(file_list, path.name, list(unknown_classes), OFFICIAL)
+    file_list.report(
+        "data.inconsistent-list",
+        contradictions,
+        "line",
+        f"of {path.name} with a file name, class and number that disagree",
+        fix="copy the file from FedGP again",
+    )
     return rows
 
 
@@ -450,7 +348,7 @@ READERS.register(
         form="kvasir:ROOT",
         summary="Kvasir-Capsule: one folder per class",
         list_images=list_kvasir,
-        splits=("fedgp", "frame", "video", "official-0", "official-1"),
+        splits=("fedgp", "frame", "video"),
         labels=("clean", "symm-*", "pair-*"),
         order=50,
     ),

@@ -9,7 +9,6 @@ edition pass through a small memory into the cache.
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,11 @@ from fedgsca.data.cache import Extra, cached_rows
 from fedgsca.data.file_list import check_class_count, measure_files
 from fedgsca.data.image_files import UnreadableImageError, check_shape, fit
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
-from fedgsca.data.readers.features_npz import check_marks
-from fedgsca.data.table import SPLITS, ImageTable, check_table, fingerprint
+from fedgsca.data.readers.features_npz import archive_errors, check_marks
+from fedgsca.data.table import SPLITS, ImageTable, check_table, with_fingerprint
 from fedgsca.errors import DataError
 from fedgsca.support.checked_labels import mark_checked
 from fedgsca.support.files import sha256_file
-from fedgsca.support.text import one_line
 
 VERSION = "npz-1"  # part of the cache key: raise it whenever the pixels that come out change
 _BLOCK = 256  # images in memory at a time, fewer if they are large
@@ -86,35 +84,8 @@ def read_npz(
             f"{path} is not a regular file",
             fix="check the path given with --data",
         )
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return _read_archive(path, archive, image_size, cache_dir)
-    except FileNotFoundError as error:
-        raise DataError(
-            "data.npz-not-found",
-            f"the file {path} does not exist",
-            fix="check the path given with --data",
-        ) from error
-    except (
-        zipfile.BadZipFile,
-        zipfile.LargeZipFile,
-        zlib.error,
-        EOFError,
-        NotImplementedError,
-        OSError,
-        OverflowError,
-        MemoryError,
-        RecursionError,
-        RuntimeError,  # encrypted
-        ValueError,
-        KeyError,
-    ) as error:
-        raise DataError(
-            "data.damaged-npz",
-            f"{path} is not a readable .npz archive"
-            f" ({one_line(str(error)) or type(error).__name__})",
-            fix="copy or download the file again; it may be incomplete",
-        ) from error
+    with archive_errors(path), zipfile.ZipFile(path) as archive:
+        return _read_archive(path, archive, image_size, cache_dir)
 
 
 def class_names(path: Path, count: int) -> tuple[str, ...]:
@@ -154,34 +125,23 @@ def _read_archive(
         sum(counts),
         cache_dir,
     )
-    labels = np.concatenate(label_blocks)
-    check_class_count(path, labels)
-    classes = class_names(path, int(labels.max(initial=-1)) + 1)
-    split_column = np.repeat(np.array(splits), counts)
-    checked = mark_checked(np.concatenate(marks))
-    return check_table(
-        ImageTable(
-            name=path.stem,
-            images=entry.array,
-            labels=labels,
-            classes=classes,
-            split=split_column,
-            ids=_number_images(splits, counts),
-            fingerprint=fingerprint(
-                entry.array, labels, classes, split_column, digest=entry.digest, checked=checked
-            ),
-            checked=checked,
-            notes=(*entry.notes, *_conversion_notes(images, file_size, size)),
-        )
-    )
-
-
-def _number_images(splits: list[str], counts: list[int]) -> np.ndarray:
-    """(n,) "train/0", "train/1", ..."""
     ids: list[str] = []
     for split, count in zip(splits, counts, strict=True):
         ids += [f"{split}/{i}" for i in range(count)]
-    return np.array(ids)
+    labels = np.concatenate(label_blocks)
+    check_class_count(path, labels)
+    table = ImageTable(
+        name=path.stem,
+        images=entry.array,
+        labels=labels,
+        classes=class_names(path, int(labels.max(initial=-1)) + 1),
+        split=np.repeat(np.array(splits), counts),
+        ids=np.array(ids),
+        image_digest=entry.digest,
+        checked=mark_checked(np.concatenate(marks)),
+        notes=(*entry.notes, *_conversion_notes(images, file_size, size)),
+    )
+    return check_table(with_fingerprint(table))
 
 
 def _conversion_notes(
@@ -209,11 +169,11 @@ def _read_members(path: Path, archive: zipfile.ZipFile) -> dict[str, NpzMember]:
             continue
         for key in keys:
             if key in available:
-                members[key] = _read_member(path, archive, key)
+                members[key] = _read_member(archive, key)
             else:
                 missing_keys.append(key)
         if f"{split}_checked" in available:
-            members[f"{split}_checked"] = _read_member(path, archive, f"{split}_checked")
+            members[f"{split}_checked"] = _read_member(archive, f"{split}_checked")
     if missing_keys:
         content = ", ".join(sorted(available)[:12]) or "nothing"
         raise DataError(
@@ -225,16 +185,9 @@ def _read_members(path: Path, archive: zipfile.ZipFile) -> dict[str, NpzMember]:
     return members
 
 
-def _read_member(path: Path, archive: zipfile.ZipFile, key: str) -> NpzMember:
+def _read_member(archive: zipfile.ZipFile, key: str) -> NpzMember:
     with archive.open(f"{key}.npy") as handle:
-        try:
-            return NpzMember(key, *_read_header(handle))
-        except Exception as error:  # the header is Python text: its parser raises many types
-            raise DataError(
-                "data.damaged-npz",
-                f"the array {key} in {path} is damaged ({one_line(str(error))})",
-                fix="copy or download the file again",
-            ) from error
+        return NpzMember(key, *_read_header(handle))
 
 
 def _read_header(handle: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool]:

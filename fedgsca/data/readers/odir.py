@@ -14,23 +14,24 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fedgsca.data.file_list import FileList, FolderCount, ImageRow, show_cases
+from fedgsca.data.file_list import FileList, FolderCount, ImageRow
 from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.readers.published import (
-    XlsxRow,
     check_root,
     drop_missing,
     list_folders,
     list_image_names,
-    read_xlsx,
+    list_published,
 )
 from fedgsca.errors import DataError
+from fedgsca.support.csv_table import CsvRow, CsvTable, read_xlsx_tables, require_columns
 from fedgsca.support.text import fold_name, plural
 
 LETTERS = "NDGCAHMO"  # the columns of the table, in the order of CLASSES
@@ -39,7 +40,6 @@ SETS = {"Training Set": 3500, "Off-site Test Set": 500, "On-site Test Set": 1000
 NORMAL_EYES = {"patient": 2280, "eye": 3098}  # of the training set, by either rule
 _KAGGLE = ("Training Images", "ODIR-5K_Training_Images", "ODIR-5K_Training_Dataset")
 _CONTENT = "Training Set/ (from the authors) or Training Images/ and data.xlsx (from Kaggle)"
-_EYES = ("Left", "Right")
 _RULES = {
     "patient": "the first class of the patient's row, for both eyes",
     "eye": "the first class of the eye's own keywords",
@@ -58,16 +58,18 @@ class OdirPart:
 
 def list_odir(root: Path, options: ReaderOptions) -> FileList:
     """One row per eye; problems are collected in the result, not raised."""
-    file_list = FileList(
-        root, source=f"odir:{root}", name="odir", classes=CLASSES, group_word="patient"
-    )
-    file_list.columns = ("file", "label", "group", "split")
-    try:
-        check_root(root, file_list.source, _has_training_folder, _CONTENT)
+
+    def fill(file_list: FileList) -> None:
+        check_root(root, file_list.source, _find_training_folder, _CONTENT)
         parts = _find_parts(root)
         rule = options.label or "patient"
+        names = {}
         for part in parts:
-            _read_part(file_list, part, rule)
+            folder = part.images.relative_to(root).as_posix()
+            names[folder] = set(list_image_names(part.images))
+            tree = FolderCount(f"{folder}/", len(names[folder]), 2 * part.patients)
+            file_list.folders.append(tree)
+            _read_part(file_list, part, folder, rule)
         file_list.check_duplicates()
         default_split = "published" if len(parts) > 1 else "patient"
         if (options.split or default_split) == "published":
@@ -75,14 +77,9 @@ def list_odir(root: Path, options: ReaderOptions) -> FileList:
         else:
             _split_by_patient(file_list, parts[0], options.test_fraction)
         file_list.notes.append(f"label {rule}: {_RULES[rule]}")
-        names = {}
-        for part in parts:
-            folder = part.images.relative_to(root).as_posix()
-            names[folder] = set(list_image_names(part.images))
         drop_missing(file_list, names, options.skip_unreadable)
-    except DataError as error:
-        file_list.add_problem(error)
-    return file_list
+
+    return list_published("odir", root, CLASSES, "patient", fill)
 
 
 # ---- folders and tables ----
@@ -95,10 +92,6 @@ def _find_folder(root: Path, *names: str) -> Path | None:
         if fold_name(path.name) in spellings:
             return path
     return None
-
-
-def _has_training_folder(root: Path) -> bool:
-    return _find_training_folder(root) is not None
 
 
 def _find_training_folder(root: Path) -> Path | None:
@@ -147,46 +140,56 @@ def _find_table(folder: Path) -> Path:
             f"there is no annotation table (.xlsx) in {folder}",
             fix="copy the table '... annotation (English).xlsx' or data.xlsx there",
         )
-    return min(tables, key=_table_preference)
-
-
-def _table_preference(path: Path) -> tuple[bool, bool, str]:
-    """Sort key: an English table first, then data.xlsx, then by name."""
-    return "english" not in path.name.lower(), path.name != "data.xlsx", path.name
+    # an English table first, then data.xlsx, then by name
+    return min(
+        tables, key=lambda path: ("english" not in path.name.lower(), path.name != "data.xlsx")
+    )
 
 
 # ---- rows ----
 
 
-def _read_part(file_list: FileList, part: OdirPart, rule: str) -> None:
+def _read_part(file_list: FileList, part: OdirPart, folder: str, rule: str) -> None:
     """Append the rows of one set; their split is the set's name for now."""
-    columns = ["ID", *(f"{eye}-Fundus" for eye in _EYES)]
+    columns = ["ID", "Left-Fundus", "Right-Fundus"]
     if rule == "patient":
         columns += LETTERS
     else:
-        columns += [f"{eye}-Diagnostic Keywords" for eye in _EYES]
-    table = read_xlsx(part.table, columns)
+        columns += ["Left-Diagnostic Keywords", "Right-Diagnostic Keywords"]
     file_list.source_files.append(part.table)
-    folder = part.images.relative_to(file_list.root).as_posix()
-    image_count = len(list_image_names(part.images))
-    file_list.folders.append(FolderCount(f"{folder}/", image_count, 2 * part.patients))
     incomplete_lines = []
     unlabelled_lines = []
     undiagnosed_eyes = 0
-    for row in table:
-        if rule == "patient" and not _class_of_patient(row):
-            unlabelled_lines.append(f"line {row.line}")
-        for eye in _EYES:
-            file = row.cells[f"{eye}-Fundus"]
-            label = _label_of(row, eye, rule)
-            if not file or not row.cells["ID"]:
-                incomplete_lines.append(f"line {row.line}")
+    for line, cells in _read_table(part.table, columns):
+        if rule == "patient" and not _class_of_patient(cells):
+            unlabelled_lines.append(f"line {line}")
+        for eye in ("left", "right"):
+            file = cells[f"{eye}fundus"]
+            if rule == "patient":
+                label = _class_of_patient(cells)
+            else:
+                label = class_of_eye(cells[f"{eye}diagnostickeywords"])
+            if not file or not cells["id"]:
+                incomplete_lines.append(f"line {line}")
             elif label:
-                image = ImageRow(f"{folder}/{file}", label, row.cells["ID"], part.name)
+                image = ImageRow(f"{folder}/{file}", label, cells["id"], part.name)
                 file_list.rows.append(image)
             if rule == "eye" and file and not label:
                 undiagnosed_eyes += 1
-    _report_lines(file_list, part.table.name, incomplete_lines, unlabelled_lines)
+    file_list.report(
+        "data.empty-cell",
+        incomplete_lines,
+        "line",
+        f"of {part.table.name} without a patient or a file",
+        fix="fill in ID, Left-Fundus and Right-Fundus",
+    )
+    file_list.report(
+        "data.unlabelled-image",
+        unlabelled_lines,
+        "line",
+        f"of {part.table.name} without a 1 in the columns {LETTERS}",
+        fix="copy the published table again",
+    )
     if undiagnosed_eyes:
         file_list.notes.append(
             f"{part.name}: {plural(undiagnosed_eyes, 'eye')} without a diagnosis (poor or no "
@@ -194,42 +197,22 @@ def _read_part(file_list: FileList, part: OdirPart, rule: str) -> None:
         )
 
 
-def _label_of(row: XlsxRow, eye: str, rule: str) -> str:
-    """The class of an eye; an empty text if there is none."""
-    if rule == "patient":
-        return _class_of_patient(row)
-    return class_of_eye(row.cells[f"{eye}-Diagnostic Keywords"])
+def _read_table(path: Path, columns: Sequence[str]) -> list[CsvRow]:
+    """The rows of the first sheet that have something in these columns."""
+    tables = read_xlsx_tables(path)
+    table = tables[0][1] if tables else CsvTable((), (), ())
+    fix = f"write {', '.join(columns)} in the first line of the first sheet"
+    require_columns(path, table, columns, fix=fix)
+    names = [fold_name(name) for name in columns]
+    return [row for row in table.rows if any(row.cells[name] for name in names)]
 
 
-def _class_of_patient(row: XlsxRow) -> str:
-    """The first class with a 1 in its column."""
+def _class_of_patient(cells: Mapping[str, str]) -> str:
+    """The first class with a 1 in its column; an empty text if there is none."""
     for name, letter in zip(CLASSES, LETTERS, strict=True):
-        if row.cells.get(letter) == "1":
+        if cells[letter.lower()] == "1":
             return name
     return ""
-
-
-def _report_lines(
-    file_list: FileList, table: str, incomplete_lines: list[str], unlabelled_lines: list[str]
-) -> None:
-    if incomplete_lines:
-        file_list.add_problem(
-            DataError(
-                "data.empty-cell",
-                f"{file_list.root}: {plural(len(incomplete_lines), 'line')} of {table} without a "
-                f"patient or a file: {show_cases(incomplete_lines)}",
-                fix="fill in ID, Left-Fundus and Right-Fundus",
-            )
-        )
-    if unlabelled_lines:
-        file_list.add_problem(
-            DataError(
-                "data.unlabelled-image",
-                f"{file_list.root}: {plural(len(unlabelled_lines), 'line')} of {table} without a 1 "
-                f"in the columns {LETTERS}: {show_cases(unlabelled_lines)}",
-                fix="copy the published table again",
-            )
-        )
 
 
 # ---- splits ----
@@ -244,17 +227,14 @@ def _split_as_published(file_list: FileList, parts: list[OdirPart], rule: str) -
             fix="add the Off-site and On-site Test Set, or use --set data.split=patient",
         )
     folders = {fold_name(part.name) for part in parts}
-    missing_folders = [name for name in SETS if fold_name(name) not in folders]
-    if missing_folders:
-        file_list.add_problem(
-            DataError(
-                "data.folder-not-found",
-                f"{file_list.root}: {plural(len(missing_folders), 'folder')} not found: "
-                f"{show_cases(missing_folders)}",
-                fix="complete the download, or use --set data.split=patient to split the training "
-                "set alone",
-            )
-        )
+    file_list.report(
+        "data.folder-not-found",
+        [name for name in SETS if fold_name(name) not in folders],
+        "folder",
+        "not found",
+        fix="complete the download, or use --set data.split=patient to split the training "
+        "set alone",
+    )
     training = parts[0].name
     rows = []
     for row in file_list.rows:

@@ -5,24 +5,38 @@ Names in other spellings, a root that is one level off, lists in other folders, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from fedgsca.data.file_list import FileList, ImageRow, show_cases
 from fedgsca.data.image_files import SUFFIXES
 from fedgsca.errors import DataError
-from fedgsca.support.csv_table import CsvTable, read_xlsx_tables
-from fedgsca.support.text import fold_name, suggest
 
 _SEARCH_DEPTH = 3  # levels below a wrong root that are searched for the right one
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z")
 
 
-def suggestion_note(name: str, candidates: Iterable[str]) -> str:
-    """What to append to a misspelled name: " (did you mean 'Ulcer'?)", or an empty text."""
-    suggestion = suggest(name, candidates)
-    return "" if suggestion is None else f" (did you mean {suggestion!r}?)"
+def list_published(
+    name: str,
+    root: Path,
+    classes: tuple[str, ...],
+    group_word: str,
+    fill: Callable[[FileList], None],
+) -> FileList:
+    """A list of a published data set, filled by `fill`; an error that it raises is a problem."""
+    file_list = FileList(
+        root,
+        columns=("file", "label", "group", "split"),
+        source=f"{name}:{root}",
+        name=name,
+        classes=classes,
+        group_word=group_word,
+    )
+    try:
+        fill(file_list)
+    except DataError as error:
+        file_list.add_problem(error)
+    return file_list
 
 
 def list_folders(root: Path) -> list[Path]:
@@ -39,7 +53,7 @@ def list_image_names(folder: Path) -> list[str]:
     return sorted(name for name in names if not name.startswith("."))
 
 
-def check_root(root: Path, source: str, fits: Callable[[Path], bool], content: str) -> None:
+def check_root(root: Path, source: str, fits: Callable[[Path], object], content: str) -> None:
     """Raise DataError unless `fits(root)`.
 
     The message names the folder below or above that fits, or what the root contains instead of
@@ -138,10 +152,8 @@ def published_warnings(file_list: FileList) -> list[str]:
             if count != number:
                 differences.append(f"{name} in {split}: {count} instead of {number}")
     for folder in file_list.folders:
-        if folder.published_images not in (None, folder.images):
-            differences.append(
-                f"{folder.folder}: {folder.images} instead of {folder.published_images}"
-            )
+        if folder.published not in (None, folder.images):
+            differences.append(f"{folder.folder}: {folder.images} instead of {folder.published}")
     if not differences:
         return []
     examples = "; ".join(differences[:4])
@@ -151,33 +163,3 @@ def published_warnings(file_list: FileList) -> list[str]:
         f"counts that differ from the published ones: {len(differences)} ({examples}); "
         "is the download complete and unchanged?"
     ]
-
-
-# ---- Excel tables, of the [odir] extra ----
-
-
-class XlsxRow(NamedTuple):
-    """One row: its number in the sheet, and its cells by column name."""
-
-    line: int
-    cells: dict[str, str]
-
-
-def read_xlsx(path: Path, columns: Sequence[str]) -> list[XlsxRow]:
-    """The rows of the first sheet with these columns; other columns and empty rows are skipped."""
-    tables = read_xlsx_tables(path)
-    table = tables[0][1] if tables else CsvTable((), (), ())
-    missing_columns = [name for name in columns if fold_name(name) not in table.columns]
-    if missing_columns:
-        raise DataError(
-            "data.missing-column",
-            f"{path} must have the columns {', '.join(missing_columns)}, but it has: "
-            f"{', '.join(table.header) or 'none'}",
-            fix=f"write {', '.join(columns)} in the first line of the first sheet",
-        )
-    rows = []
-    for line, cells in table.rows:
-        own_cells = {name: cells[fold_name(name)] for name in columns}
-        if any(own_cells.values()):
-            rows.append(XlsxRow(line, own_cells))
-    return rows

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +11,34 @@ import numpy as np
 
 from fedgsca.data.cache import Extra, cached_rows
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
-from fedgsca.data.readers.synthetic.images import CLASSES, render
+from fedgsca.data.readers.synthetic import images
 from fedgsca.data.table import ImageTable
+from fedgsca.data.table_import import LABELS_FILE
 from fedgsca.errors import RunFolderError
 from fedgsca.noise import corrupt, parse_noise
 from fedgsca.rng import stream
+from fedgsca.support.csv_table import render_csv
 from fedgsca.support.files import write_atomic
 
 
 def read_synthetic(location: str, options: ReaderOptions) -> ImageTable:
     """The rendered images; `location` is the source's name and holds nothing to read."""
-    from fedgsca.data.readers.synthetic import images as synthetic
-
-    parameters = _parameters(options, synthetic.render.__kwdefaults__ or {})
+    settings = {
+        "seed": options.seed,
+        "train": options.train,
+        "test": options.test,
+        "size": options.image_size,
+        "difficulty": options.difficulty,
+    }
+    defaults = images.render.__kwdefaults__ or {}
+    chosen_settings = {name: value for name, value in settings.items() if value is not None}
+    parameters: dict[str, Any] = {**defaults, **chosen_settings}
 
     def render_rows(extra: Extra) -> list[np.ndarray]:
-        table = synthetic.render(**parameters)
-        extra["classes"] = list(table.classes)
-        extra["labels"] = table.labels.tolist()
+        table = images.render(**parameters)
         extra["fingerprint"] = table.fingerprint
-        extra["split"] = table.split.tolist()
-        extra["ids"] = table.ids.tolist()
-        extra["groups"] = None if table.groups is None else table.groups.tolist()
-        extra["notes"] = list(table.notes)
+        for name in ("labels", "split", "ids", "groups"):
+            extra[name] = getattr(table, name).tolist()
         return [table.images]
 
     entry = cached_rows(
@@ -51,25 +54,13 @@ def read_synthetic(location: str, options: ReaderOptions) -> ImageTable:
         name="synthetic",
         images=entry.array,
         labels=np.array(extra["labels"], np.int64),
-        classes=tuple(extra["classes"]),
+        classes=images.CLASSES,
         split=np.array(extra["split"]),
         ids=np.array(extra["ids"]),
         fingerprint=extra["fingerprint"],
-        groups=None if extra["groups"] is None else np.array(extra["groups"]),
-        notes=(*extra["notes"], *entry.notes),
+        groups=np.array(extra["groups"]),
+        notes=entry.notes,
     )
-
-
-def _parameters(options: ReaderOptions, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `render`."""
-    settings = {
-        "seed": options.seed,
-        "train": options.train,
-        "test": options.test,
-        "size": options.image_size,
-        "difficulty": options.difficulty,
-    }
-    return {**defaults, **{name: value for name, value in settings.items() if value is not None}}
 
 
 def _renderer_version() -> str:
@@ -100,7 +91,6 @@ READERS.register(
 NUM_TRAIN, NUM_TEST = 240, 80
 SIZE = 64  # pixels
 NOISE = "S15"  # wrong labels among the training images
-LIST = "labels.csv"
 
 
 def write_example_folder(folder: Path, seed: int = 0) -> int:
@@ -116,20 +106,19 @@ def write_example_folder(folder: Path, seed: int = 0) -> int:
             f"{folder} exists already",
             fix="choose a folder that does not exist yet",
         )
-    table = render(seed=seed, train=NUM_TRAIN, test=NUM_TEST, size=SIZE)
+    table = images.render(seed=seed, train=NUM_TRAIN, test=NUM_TEST, size=SIZE)
     assert table.groups is not None
     rng = stream(seed, "example folder", "noise")
     noise = parse_noise(NOISE, 1)[0]
-    noisy_labels = corrupt(table.labels, noise, num_classes=len(CLASSES), rng=rng)
+    noisy_labels = corrupt(table.labels, noise, num_classes=table.num_classes, rng=rng)
     labels = np.where(table.split == "train", noisy_labels, table.labels)
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["file", "label", "group", "split"])
+    lines = [["file", "label", "group", "split"]]
     for i, image in enumerate(table.images):
         name = f"img/{i:04d}.png"
         content = io.BytesIO()
         Image.fromarray(image).save(content, "PNG")
         write_atomic(folder / name, content.getvalue())
-        rows.writerow([name, CLASSES[labels[i]], table.groups[i], table.split[i]])
-    write_atomic(folder / LIST, text.getvalue().encode())  # last: a folder with a list is complete
+        lines.append([name, table.classes[labels[i]], table.groups[i], table.split[i]])
+    # last: a folder with a list is complete
+    write_atomic(folder / LABELS_FILE, render_csv(lines).encode())
     return int((labels != table.labels).sum())

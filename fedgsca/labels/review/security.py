@@ -35,8 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedgsca.errors import RunFolderError
-from fedgsca.labels.review.links import LinkBook, PersonalLink, hash_token
-from fedgsca.labels.review.trail import ReviewTrail
+from fedgsca.labels.review.people import LinkBook, PersonalLink, ReviewTrail, hash_token
 
 log = logging.getLogger(__name__)
 LINK = "fedgsca.link"  # key of the personal link in the scope of a request that is allowed
@@ -122,8 +121,6 @@ class AccessControl:
 class LocalAccess(AccessControl):
     """A page of this machine: the token of the printed address opens it."""
 
-    command = "fedgsca review"  # prints the address
-
     def __init__(self, app: ASGIApp, *, port: int, token: str) -> None:
         """Protect `app`, which is served on `port`."""
         hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
@@ -140,7 +137,7 @@ class LocalAccess(AccessControl):
         cookie = read_cookie(headers, self.cookie)
         if cookie is not None and is_equal(cookie, self.session):
             return Entry()
-        text = f"Open the address printed by `{self.command}`: it contains the key.\n"
+        text = "Open the address printed by `fedgsca review`: it contains the key.\n"
         return Entry(PlainTextResponse(text, 403))
 
 
@@ -393,14 +390,25 @@ def network_of(client: str) -> str:
 
 
 class TimedProtocol(H11Protocol):
-    """uvicorn's protocol with a time limit for heads."""
+    """uvicorn's protocol with a time limit for heads, and a limit of connections per client.
 
+    One computer can neither hold connections open nor use up all of them.
+    """
+
+    # address -> its open connections, in the one event loop of the server
+    num_connections: ClassVar[Counter[str]] = Counter()
+    _address: str | None = None
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for the head of the first request."""
+        """Start to wait for the head of the first request; one connection too many is closed."""
         super().connection_made(transport)
         self._wait_for_head()
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if peer else ""
+        self.num_connections[self._address] += 1
+        if self.num_connections[self._address] > MAX_CLIENT_CONNECTIONS:
+            self._close()
 
     def data_received(self, data: bytes) -> None:
         """Wait on while the head is incomplete; the application answers once it is complete."""
@@ -411,8 +419,13 @@ class TimedProtocol(H11Protocol):
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop to wait."""
+        """Stop to wait, and count the connection no longer."""
         self._stop_waiting()
+        if self._address is not None:
+            self.num_connections[self._address] -= 1
+            if self.num_connections[self._address] <= 0:
+                del self.num_connections[self._address]
+            self._address = None
         super().connection_lost(exc)
 
     def _wait_for_head(self) -> None:
@@ -427,32 +440,6 @@ class TimedProtocol(H11Protocol):
     def _close(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
-
-
-class NetworkProtocol(TimedProtocol):
-    """The same with a limit per client: one computer cannot use up all connections."""
-
-    # address -> its open connections, in the one event loop of the server
-    num_connections: ClassVar[Counter[str]] = Counter()
-    _address: str | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection; one too many is closed at once."""
-        super().connection_made(transport)
-        peer = transport.get_extra_info("peername")
-        self._address = str(peer[0]) if peer else ""
-        self.num_connections[self._address] += 1
-        if self.num_connections[self._address] > MAX_CLIENT_CONNECTIONS:
-            self._close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Count the connection no longer."""
-        if self._address is not None:
-            self.num_connections[self._address] -= 1
-            if self.num_connections[self._address] <= 0:
-                del self.num_connections[self._address]
-            self._address = None
-        super().connection_lost(exc)
 
 
 class HandshakeTimer(asyncio.SelectorEventLoop):

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from fedgsca.errors import ConfigError, MissingExtraError, RunFolderError
 from fedgsca.support.files import make_private_folder, write_atomic
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
-    from fedgsca.hospital.certificates import CertifiedKey, ServerCertificate
+    from fedgsca.hospital.certificates import ServerCertificate
+    from fedgsca.labels.review.session import Session
     from fedgsca.labels.review.web_app import SharedReview
 
 DEFAULT_PORT = 8443
@@ -74,58 +76,62 @@ class TlsFiles:
 
 def parse_address(text: str) -> PageAddress:
     """HOST or HOST:PORT; IPv6 in brackets if there is a port."""
-    host, port_text = _split_port(text.strip().lower())
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        is_valid = _HOST_NAME.fullmatch(host) is not None and not _looks_like_number(host)
-    else:
-        is_valid = True
-        host = str(address)
-        if address.is_unspecified:
-            raise ConfigError(
-                "review.unspecified-address",
-                f"{text} is not an address that a browser can open",
-                fix="give --serve the name or address by which reviewers call this machine; to"
-                f" accept connections on all its addresses, add --listen {host}",
-            )
-    is_port = port_text.isdecimal() and len(port_text) < 6 and 1 <= int(port_text) <= 65535
-    if not is_valid or not is_port:
+    address = text.strip().lower()
+    if address.count(":") > 1 and not address.startswith("["):  # IPv6 without a port
+        address = f"[{address}]"
+    host, port = "", 0
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(f"//{address}")
+        if parts.netloc == address and "@" not in address:
+            host = parts.hostname or ""
+            port = DEFAULT_PORT if parts.port is None else parts.port
+    ip = _ip_address(host)
+    if port < 1 or (ip is None and not _is_host_name(host)):
         raise ConfigError(
             "review.invalid-address",
             f"{text!r} is not an address to serve the page at",
             fix=f"write HOST or HOST:PORT, for example review.hospital.example:{DEFAULT_PORT}",
         )
-    return PageAddress(host, int(port_text))
+    if ip is not None and ip.is_unspecified:
+        raise ConfigError(
+            "review.unspecified-address",
+            f"{text} is not an address that a browser can open",
+            fix="give --serve the name or address by which reviewers call this machine; to accept"
+            f" connections on all its addresses, add --listen {ip}",
+        )
+    return PageAddress(host if ip is None else str(ip), port)
 
 
-def _split_port(text: str) -> tuple[str, str]:
-    if text.startswith("["):
-        host, _, port = text[1:].partition("]")
-        return host, port.removeprefix(":") or str(DEFAULT_PORT)
-    if text.count(":") > 1:  # IPv6 without a port
-        return text, str(DEFAULT_PORT)
-    host, colon, port = text.partition(":")
-    return host, port if colon else str(DEFAULT_PORT)
+def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
 
 
-def _looks_like_number(host: str) -> bool:
-    """Names such as 1.2.3 or 0x7f: browsers read them as addresses, but not always the same."""
+def _is_host_name(host: str) -> bool:
+    """Whether this is a name, and not one such as 1.2.3 or 0x7f, which browsers read as numbers."""
     last = host.rpartition(".")[2]
-    return last.isdecimal() or last.startswith("0x")
+    looks_like_number = last.isdecimal() or last.startswith("0x")
+    return _HOST_NAME.fullmatch(host) is not None and not looks_like_number
+
+
+def _is_loopback(address: str) -> bool:
+    ip = _ip_address(address)
+    return ip is not None and ip.is_loopback
 
 
 def choose_listen_address(page_address: PageAddress, listen: str | None) -> str:
     """The IP address to listen on: `listen`, or that of the served name."""
     if listen is not None:
-        try:
-            return str(ipaddress.ip_address(listen.strip("[]")))
-        except ValueError:
+        ip = _ip_address(listen.strip("[]"))
+        if ip is None:
             raise ConfigError(
                 "review.invalid-listen",
                 f"--listen {listen} is not an IP address of this machine",
                 fix="write one address of this machine in numbers, not its name",
-            ) from None
+            )
+        return str(ip)
     try:
         places = socket.getaddrinfo(page_address.host, page_address.port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -155,13 +161,6 @@ def require_tls(page_address: PageAddress, listen: str, tls: TlsFiles | None) ->
         )
 
 
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
-
-
 # ---- the certificate ----
 
 
@@ -179,16 +178,14 @@ def check_certificate(files: TlsFiles, page_address: PageAddress) -> ServerCerti
     """Refuse files that a browser would refuse: another name, another key, an expired one."""
     from fedgsca.hospital.certificates import inspect_certificate
 
-    contents = []
-    for path in (files.certificate, files.key):
-        try:
-            contents.append(path.read_bytes())
-        except OSError as error:
-            raise RunFolderError(
-                "review.certificate-not-found",
-                f"{path} cannot be read: {error.strerror}",
-                fix="correct --certificate and --key; `fedgsca reviewers certificate` makes both",
-            ) from None
+    try:
+        contents = [path.read_bytes() for path in (files.certificate, files.key)]
+    except OSError as error:
+        raise RunFolderError(
+            "review.certificate-not-found",
+            f"{error.filename} cannot be read: {error.strerror}",
+            fix="correct --certificate and --key; `fedgsca reviewers certificate` makes both",
+        ) from None
     certificate = inspect_certificate(*contents)
     if not any(_fits(name, page_address.host) for name in certificate.hosts):
         raise ConfigError(
@@ -224,22 +221,26 @@ def make_certificate(
     The authority is that of `vault`, a folder with ca.crt and ca.key such as `authority` of the
     kits, else that of `folder`, else a new one which can sign for this host only.
     """
-    from fedgsca.hospital.certificates import make_authority, make_server
+    from fedgsca.hospital.certificates import CertifiedKey, make_authority, make_server
 
     make_private_folder(folder)
-    own_vault = folder if (folder / "ca.key").exists() else None
-    source = vault or own_vault
-    if source is None:
-        authority = make_authority(f"fedgsca review {page_address.host}", hosts=[page_address.host])
-        write_atomic(folder / "ca.key", authority.key)
-        write_atomic(folder / "ca.crt", authority.certificate)
-    else:
-        authority = _read_authority(source)
-        write_atomic(folder / "ca.crt", authority.certificate)
+    source = vault or (folder if (folder / "ca.key").exists() else None)
+    host = page_address.host
     try:
-        server = make_server(authority, [page_address.host])
-    except ValueError as error:
-        raise _unusable_authority(source or folder, error) from None
+        if source is None:
+            authority = make_authority(f"fedgsca review {host}", hosts=[host])
+            write_atomic(folder / "ca.key", authority.key)
+        else:
+            contents = [(source / name).read_bytes() for name in ("ca.crt", "ca.key")]
+            authority = CertifiedKey(*contents)
+        write_atomic(folder / "ca.crt", authority.certificate)
+        server = make_server(authority, [host])
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            "review.unusable-authority",
+            f"the authority in {source or folder} cannot be used: {error}",
+            fix="name a folder with ca.crt and ca.key, or omit --authority to make a new one",
+        ) from None
     files = TlsFiles(folder / "server.pem", folder / "server.key")
     write_atomic(files.key, server.key)
     write_atomic(files.certificate, server.certificate)
@@ -247,28 +248,12 @@ def make_certificate(
     return MadeCertificate(folder / "ca.crt", files, fingerprint.hexdigest().upper())
 
 
-def _read_authority(folder: Path) -> CertifiedKey:
-    from fedgsca.hospital.certificates import CertifiedKey
-
-    try:
-        return CertifiedKey((folder / "ca.crt").read_bytes(), (folder / "ca.key").read_bytes())
-    except OSError as error:
-        raise _unusable_authority(folder, error) from None
-
-
-def _unusable_authority(folder: Path, error: Exception) -> RunFolderError:
-    return RunFolderError(
-        "review.unusable-authority",
-        f"the authority in {folder} cannot be used: {error}",
-        fix="name a folder with ca.crt and ca.key, or omit --authority to make a new one",
-    )
-
+# ---- sockets ----
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8765
 LAST_PORT = 8784
-MAX_CONNECTIONS = 200  # a browser opens six
-MAX_NETWORK_CONNECTIONS = 400  # of all clients together
+MAX_CONNECTIONS = 400  # of all clients together
 
 
 def bind(port: int | None) -> socket.socket:
@@ -329,21 +314,20 @@ def require_server_packages() -> None:
         )
 
 
-class MakeApp(Protocol):
-    """Makes the application of a page behind its access control."""
-
-    def __call__(self, *, port: int, token: str) -> ASGIApp: ...
-
-
-def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:
-    """What every page of ours is served with: nothing is logged, announced or trusted.
-
-    `options` are those in which a server differs.
-    """
+def server_config(app: ASGIApp, tls: TlsFiles | None = None) -> uvicorn.Config:
+    """What both pages are served with: nothing is logged, announced or trusted."""
     import uvicorn
+
+    from fedgsca.labels.review import security
 
     return uvicorn.Config(
         app,
+        http=security.TimedProtocol,
+        loop=f"{security.__name__}:HandshakeTimer",
+        limit_concurrency=MAX_CONNECTIONS,
+        ssl_ciphers=security.CIPHERS,
+        ssl_certfile=None if tls is None else str(tls.certificate),
+        ssl_keyfile=None if tls is None else str(tls.key),
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -351,31 +335,28 @@ def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:
         proxy_headers=False,
         timeout_graceful_shutdown=1,
         ws="none",
-        **options,
     )
 
 
-def build_page_server(make_app: MakeApp, listener: socket.socket) -> tuple[uvicorn.Server, str]:
+# ---- on this machine ----
+
+
+def build_page_server(session: Session, listener: socket.socket) -> tuple[uvicorn.Server, str]:
     """A server of this machine only, for a listening socket, and the address of its page."""
     import uvicorn
 
-    from fedgsca.labels.review.security import TimedProtocol
+    from fedgsca.labels.review.web_app import build_app
 
     port = int(listener.getsockname()[1])
     token = secrets.token_urlsafe(32)
-    config = server_config(
-        make_app(port=port, token=token),
-        http=TimedProtocol,
-        limit_concurrency=MAX_CONNECTIONS,
-        loop="asyncio",
-    )
+    config = server_config(build_app(session, port=port, token=token))
     return uvicorn.Server(config), f"http://{HOST}:{port}/?token={token}"
 
 
-def serve_page(make_app: MakeApp, port: int | None, announce: Callable[[str], None]) -> None:
+def serve_page(session: Session, port: int | None, announce: Callable[[str], None]) -> None:
     """Answer requests until Ctrl-C. `announce` gets the address as soon as the port is ours."""
     with contextlib.suppress(KeyboardInterrupt), bind(port) as listener:
-        server, address = build_page_server(make_app, listener)
+        server, address = build_page_server(session, listener)
         announce(address)
         server.run(sockets=[listener])
 
@@ -389,33 +370,23 @@ def build_network_server(
     """The server, for a socket that listens already. It notes its own end in the trail."""
     import uvicorn
 
-    from fedgsca.labels.review import security
     from fedgsca.labels.review.web_app import build_network_app
 
-    has_tls = tls is not None
+    url = page_address.url(has_tls=tls is not None)
     app = build_network_app(
         review,
-        hosts=page_address.host_headers(has_tls=has_tls),
-        scheme="https" if has_tls else "http",
+        hosts=page_address.host_headers(has_tls=tls is not None),
+        scheme="http" if tls is None else "https",
         port=page_address.port,
-    )
-    config = server_config(
-        app,
-        http=security.NetworkProtocol,
-        limit_concurrency=MAX_NETWORK_CONNECTIONS,
-        loop=f"{security.__name__}:HandshakeTimer",
-        ssl_ciphers=security.CIPHERS,
-        ssl_certfile=None if tls is None else str(tls.certificate),
-        ssl_keyfile=None if tls is None else str(tls.key),
     )
 
     class NotedServer(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             """End, by Ctrl-C or by the service manager: uvicorn repeats the signal after this."""
             await super().shutdown(sockets)
-            review.trail.write("server-stopped", person, address=page_address.url(has_tls=has_tls))
+            review.trail.write("server-stopped", person, address=url)
 
-    return NotedServer(config)
+    return NotedServer(server_config(app, tls))
 
 
 def serve_network(

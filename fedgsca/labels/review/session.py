@@ -1,6 +1,6 @@
 """One reviewer at one audit: the list, the decisions, and what the page may show. No HTTP here.
 
-Methods return typed values; `to_json` of each is what the page receives. An adjudicator is one
+Methods return what the page receives, or values whose `to_json` is that. An adjudicator is one
 named person who settles the labels about which the readers disagree. That list opens when every
 reader whose link works has finished: a reader must not be able to learn from the judge what the
 other reader said. The judge sees the labels and notes of the readings, but not whose they are.
@@ -9,7 +9,7 @@ other reader said. The judge sees the labels and notes of the readings, but not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -25,8 +25,7 @@ from fedgsca.labels.consensus import (
     required_labels,
     summarise_decisions,
 )
-from fedgsca.labels.decisions import ACTIONS, Decision, resolve_action
-from fedgsca.labels.review.trail import TrailObserver
+from fedgsca.labels.decisions import ACTIONS, Decision
 from fedgsca.labels.score import evidence_level
 from fedgsca.rng import stream
 from fedgsca.support.json_record import Record, stored_as
@@ -58,118 +57,8 @@ class ReviewProgress(Record):
     minutes_left: float | None
 
 
-@dataclass(frozen=True)
-class ClassPair(Record):
-    """A given and a suggested class, and how many labels have both."""
-
-    given: str
-    suggestion: str = field(metadata=stored_as("suggested"))
-    labels: int
-    priority: int
-
-
-@dataclass(frozen=True)
-class OpenReading(Record):
-    """A reader who has not finished, while an adjudicator waits."""
-
-    reader: str
-    num_decisions: int = field(metadata=stored_as("decided"))
-    num_required: int = field(metadata=stored_as("required"))
-
-
-@dataclass(frozen=True)
-class SessionHeader(Record):
-    """What the page shows around the list."""
-
-    site: str
-    reviewer: str
-    classes: tuple[str, ...]
-    blind: bool
-    pairs: tuple[ClassPair, ...]
-    labels: int
-    priority: int
-    progress: ReviewProgress
-    # reading, or settling the disagreements of the readers
-    adjudication: bool = False
-    # for an adjudicator: the readers who have not finished
-    open_readings: tuple[OpenReading, ...] = ()
-    # of the page's texts; empty: the browser's
-    language: str = ""
-
-
-@dataclass(frozen=True)
-class ListItem:
-    """One label as the page shows it."""
-
-    # in the filtered list
-    position: int
-    # by which the page asks for the image
-    number: int
-    suspect: Suspect
-    decision: Decision | None
-    # a blind reviewer sees neither label before the end of the list
-    shows_labels: bool
-    # for an adjudicator: what the readers said, label (None: cannot tell) and note, without names
-    readings: tuple[tuple[str | None, str], ...] = ()
-    # address of the image in the hospital's own viewer
-    link: str = ""
-    # identical and near-identical images with another label: number on the page, id and label
-    copies: tuple[dict[str, Any], ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The item for the page; without labels and evidence if these must not be shown.
-
-        A path often names the class, so it counts as a label.
-        """
-        suspect = self.suspect
-        tree: dict[str, Any] = {
-            "position": self.position,
-            "row": self.number,
-            "id": "",
-            "hash": suspect.hash,
-        }
-        if self.shows_labels:
-            tree["id"] = suspect.id
-            tree["rank"] = suspect.rank
-            tree["given"] = suspect.given
-            tree["suggested"] = suspect.suggestion
-            tree["link"] = self.link
-            probabilities = [(suspect.suggestion, suspect.probability), *suspect.runners_up]
-            probabilities.sort(key=lambda pair: -pair[1])
-            # probabilities are not calibrated: people get ranks and levels
-            tree["levels"] = [(name, evidence_level(p)) for name, p in probabilities]
-            tree["opinions"] = [
-                (source, name, evidence_level(p)) for source, (name, p) in suspect.opinions.items()
-            ]
-            tree["copies"] = list(self.copies)
-        if self.readings:
-            tree["readings"] = [{"label": label, "reason": note} for label, note in self.readings]
-        tree["decision"] = None
-        if self.decision is not None:
-            action = self.decision.action
-            if not self.shows_labels and action != "unsure":
-                action = "change"  # accept and keep would tell which label the choice agrees with
-            tree["decision"] = {
-                "action": action,
-                "label": self.decision.final,
-                "reason": self.decision.reason,
-                "time": self.decision.time,
-            }
-        return tree
-
-
-@dataclass(frozen=True)
-class ListPage:
-    """A part of the filtered list."""
-
-    total: int
-    num_decisions: int
-    items: Sequence[ListItem]
-
-    def to_json(self) -> dict[str, Any]:
-        """The answer to /api/items."""
-        items = [item.to_json() for item in self.items]
-        return {"total": self.total, "decided": self.num_decisions, "items": items}
+def _ignore(event: str, **facts: object) -> None:
+    """A local page has no audit trail."""
 
 
 class Session:
@@ -184,22 +73,23 @@ class Session:
         reviewer: str,
         *,
         blind: bool = False,
-        observer: TrailObserver | None = None,
+        note: Callable[..., None] = _ignore,
         language: str = "",
         viewer: str = "",
     ) -> None:
         """`viewer` is the address of a DICOM viewer, with {study}, {series} and {instance}.
 
-        `blind`: labels and evidence are hidden until the reviewer's list is complete.
-
-        Images then have random numbers and a random order: the rows of a data set are often sorted
-        by class, and the ranking groups similar cases.
+        `note` writes an event and its facts to the audit trail. `blind`: labels and evidence are
+        hidden until the reviewer's list is complete. Images then have random numbers and a random
+        order: the rows of a data set are often sorted by class, and the ranking groups similar
+        cases.
         """
         self.audit = audit
         self.images = images
         self.reviewer = reviewer
         self.blind = blind
-        self.observer = observer
+        self._note = note
+        self._noted_rows: set[int] = set()
         self.language = language
         self.viewer = viewer
         self.decisions = audit.open_decisions()
@@ -215,28 +105,29 @@ class Session:
             self._order = stream(0, "blind review", reviewer).permutation(self._order)
         self._rows = np.argsort(self._numbers)
 
-    def describe(self) -> SessionHeader:
+    def describe(self) -> dict[str, Any]:
         """What the page shows around the list."""
-        return SessionHeader(
-            site=self.audit.site,
-            reviewer=self.reviewer,
-            classes=self.audit.classes,
-            blind=self.blind,
+        return {
+            "site": self.audit.site,
+            "reviewer": self.reviewer,
+            "classes": list(self.audit.classes),
+            "blind": self.blind,
             # a filter by class pair would reveal the labels
-            pairs=() if self.blind or self.is_adjudication else self._class_pairs(),
-            labels=len(self.audit),
-            priority=int(self._priority().sum()),
-            progress=self.progress(),
-            adjudication=self.is_adjudication,
-            open_readings=self.open_readings(),
-            language=self.language,
-        )
+            "pairs": [] if self.blind or self.is_adjudication else self._class_pairs(),
+            "labels": len(self.audit),
+            "priority": int(self._priority().sum()),
+            "progress": self.progress().to_json(),
+            "adjudication": self.is_adjudication,
+            "open_readings": self.open_readings(),
+            # of the page's texts; empty: the browser's
+            "language": self.language,
+        }
 
-    def open_readings(self) -> tuple[OpenReading, ...]:
+    def open_readings(self) -> list[dict[str, Any]]:
         """The readers for whom an adjudicator has to wait; a reader waits for nobody."""
-        return ()
+        return []
 
-    def _class_pairs(self) -> tuple[ClassPair, ...]:
+    def _class_pairs(self) -> list[dict[str, Any]]:
         """Given and suggested classes that occur, the pair with the most labels to review first."""
         index = self.audit.index
         names = self.audit.classes
@@ -247,9 +138,10 @@ class Session:
         for code in np.lexsort((-totals, -priorities)).tolist():
             if totals[code]:
                 given, suggestion = divmod(code, len(names))
-                counts = (int(totals[code]), int(priorities[code]))
-                pairs.append(ClassPair(names[given], names[suggestion], *counts))
-        return tuple(pairs)
+                pair = {"given": names[given], "suggested": names[suggestion]}
+                counts = {"labels": int(totals[code]), "priority": int(priorities[code])}
+                pairs.append(pair | counts)
+        return pairs
 
     def progress(self) -> ReviewProgress:
         """Counts and speed of this reviewer."""
@@ -300,7 +192,7 @@ class Session:
 
     def list_items(
         self, list_filter: ListFilter, start: int, count: int, *, open_only: bool
-    ) -> ListPage:
+    ) -> dict[str, Any]:
         """Up to `count` labels of the filtered list from position `start`, with decisions.
 
         `open_only` skips the labels that this reviewer has decided about.
@@ -309,17 +201,15 @@ class Session:
         decisions = self.decisions.by_reviewer(self.reviewer)
         rows = [row for row in decisions if self.has_row(row)]
         is_decided = np.isin(list_positions, self.positions[rows])
-        page = np.arange(len(list_positions))
-        if open_only:
-            page = np.flatnonzero(~is_decided)
+        page = np.flatnonzero(~is_decided) if open_only else np.arange(len(list_positions))
         page = page[page >= start][:count]
         items = []
-        suspects = self.audit.at(list_positions[page])
         is_unblinded = not self.blind or self.is_complete()
+        suspects = self.audit.at(list_positions[page])
         for position, suspect in zip(page.tolist(), suspects, strict=True):
-            decision = decisions.get(suspect.row)
-            items.append(self._item(suspect, position, decision, is_unblinded))
-        return ListPage(len(list_positions), int(is_decided.sum()), items)
+            item = self._item(suspect, decisions.get(suspect.row), is_unblinded)
+            items.append({"position": position, **item})
+        return {"total": len(list_positions), "decided": int(is_decided.sum()), "items": items}
 
     def _filter(self, list_filter: ListFilter) -> np.ndarray:
         """Positions in the full list of the labels that pass the filter, in the shown order.
@@ -329,30 +219,58 @@ class Session:
         if self.blind:
             positions = self.audit.positions(priority=list_filter.priority)
             return positions[np.argsort(self._order[positions])]
-        return self.audit.positions(
-            given=list_filter.given,
-            suggestion=list_filter.suggestion,
-            priority=list_filter.priority,
-        )
+        return self.audit.positions(**vars(list_filter))
 
     def _item(
-        self, suspect: Suspect, position: int, decision: Decision | None, is_unblinded: bool
-    ) -> ListItem:
+        self, suspect: Suspect, decision: Decision | None, is_unblinded: bool
+    ) -> dict[str, Any]:
+        """One label for the page; `row` is the number by which the page asks for the image.
+
+        A blind reviewer sees neither labels nor evidence before the end of the list. A path often
+        names the class, so it counts as a label.
+        """
         shows_labels = not self.blind or (is_unblinded and decision is not None)
-        number = int(self._numbers[suspect.row])
-        if not shows_labels:
-            return ListItem(position, number, suspect, decision, shows_labels)
+        tree: dict[str, Any] = {"row": int(self._numbers[suspect.row]), "hash": suspect.hash}
+        tree |= self._evidence(suspect) if shows_labels else {"id": ""}
+        tree["decision"] = None
+        if decision is not None:
+            action = decision.action
+            if not shows_labels and action != "unsure":
+                action = "change"  # accept and keep would tell which label the choice agrees with
+            tree["decision"] = {
+                "action": action,
+                "label": decision.final,
+                "reason": decision.reason,
+                "time": decision.time,
+            }
+        return tree
+
+    def _evidence(self, suspect: Suspect) -> dict[str, Any]:
+        """Labels and evidence: levels, because probabilities are not calibrated."""
+        probabilities = [(suspect.suggestion, suspect.probability), *suspect.runners_up]
+        probabilities.sort(key=lambda pair: -pair[1])
+        opinions = [
+            (source, name, evidence_level(p)) for source, (name, p) in suspect.opinions.items()
+        ]
         copies = []
         for row, name, label in suspect.copies:
             # a label that was checked before is not in this list, and its image not on this page
             number_of_copy = int(self._numbers[row]) if self.has_row(row) else None
             copies.append({"row": number_of_copy, "id": name, "given": label})
-        link = self._viewer_link(suspect.row)
-        return ListItem(
-            position, number, suspect, decision, shows_labels, link=link, copies=tuple(copies)
-        )
+        return {
+            "id": suspect.id,
+            "rank": suspect.rank,
+            "given": suspect.given,
+            "suggested": suspect.suggestion,
+            "link": self._viewer_link(suspect.row),
+            "levels": [(name, evidence_level(p)) for name, p in probabilities],
+            "opinions": opinions,
+            # identical and near-identical images with another label
+            "copies": copies,
+        }
 
     def _viewer_link(self, row: int) -> str:
+        """The address of an image in the hospital's viewer; empty without one, or without UIDs."""
         uids = self.images.dicom_uids(row) if self.viewer else {}
         link = self.viewer if uids else ""
         for name, uid in uids.items():
@@ -388,13 +306,11 @@ class Session:
             group_row for group_row in self.images.group_rows(row) if self.has_row(group_row)
         ]
         rows = _select_around(row, group_rows, MAX_PATIENT_IMAGES)
-        shows_labels = not self.blind
         if self.blind:  # the order of the data often follows the classes
             rows.sort(key=lambda group_row: int(self._numbers[group_row]))
-        suspects = self.audit.at(self.positions[rows].tolist()) if shows_labels else []
         images = []
-        for i, group_row in enumerate(rows):
-            suspect = suspects[i] if shows_labels else None
+        for group_row in rows:
+            suspect = None if self.blind else self._suspect(group_row)
             image = {
                 "row": int(self._numbers[group_row]),
                 "suspect": suspect is not None and suspect.priority,
@@ -414,15 +330,44 @@ class Session:
         return self.images.thumbnail(row, size)
 
     def _note_image(self, row: int) -> None:
-        if self.observer is not None:
-            self.observer.note_image(row)
+        """An image is sent: noted once per reviewer and start of the server."""
+        if row not in self._noted_rows:
+            self._note("image", row=row, is_flushed=False)
+            self._noted_rows.add(row)
 
     def decide(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Check and write one decision, the JSON `body` of a request.
 
         Raises DataError if it makes no sense, RunFolderError if it cannot be saved.
         """
-        number = body.get("row")
+        suspect = self._suspect(self._read_row(body.get("row")))
+        if body.get("hash") != suspect.hash or self.images.hash(suspect.row) != suspect.hash:
+            name = body.get("row") if self.blind else suspect.id
+            raise DataError(
+                "review.image-changed",
+                f"the image {name} is not the one that was audited",
+                fix="run `fedgsca audit` again, then start the review again",
+            )
+        seen = body.get("seen")
+        decision = Decision.about(
+            suspect,
+            self._read_label(suspect, body),
+            reviewer=self.reviewer,
+            reason=str(body.get("reason") or "")[:MAX_NOTE],
+            seconds=_read_seconds(body.get("seconds")),
+            request=str(body.get("request") or "")[:MAX_REQUEST_ID],
+            blind=self.blind,
+            adjudication=self.is_adjudication,
+        )
+        event = "adjudication" if self.is_adjudication else "decision"
+        # first: what is not in the trail does not happen
+        self._note(event, row=decision.row, request=decision.request)
+        line = self.decisions.add(decision, replaces=seen if isinstance(seen, str) else None)
+        item = self._item(suspect, line, not self.blind or self.is_complete())
+        return {"saved": True, "item": item, "progress": self.progress().to_json()}
+
+    def _read_row(self, number: object) -> int:
+        """The row of the image with this number on the page."""
         row = None
         if isinstance(number, int) and not isinstance(number, bool):  # JSON's true is an int, too
             row = self.row_of(number)
@@ -432,60 +377,30 @@ class Session:
                 f"there is no image with row {number!r} in this list",
                 fix="reload the page",
             )
-        suspect = self._suspect(row)
-        if body.get("hash") != suspect.hash or self.images.hash(row) != suspect.hash:
-            raise DataError(
-                "review.image-changed",
-                f"the image {number if self.blind else suspect.id} is not the one that was audited",
-                fix="run `fedgsca audit` again, then start the review again",
-            )
-        action, label = self._read_action(suspect, body.get("action"), body.get("label"))
-        decision = Decision(
-            reviewer=self.reviewer,
-            row=row,
-            id=suspect.id,
-            hash=suspect.hash,
-            given=suspect.given,
-            action=action,
-            label=label,
-            reason=str(body.get("reason") or "")[:MAX_NOTE],
-            seconds=_read_seconds(body.get("seconds")),
-            request=str(body.get("request") or "")[:MAX_REQUEST_ID],
-            blind=self.blind,
-            adjudication=self.is_adjudication,
-        )
-        if self.observer is not None:  # first: what is not in the trail does not happen
-            self.observer.note_decision(decision)
-        line = self.decisions.add(decision, replaces=_read_text(body.get("seen")))
-        item = self._item(suspect, -1, line, not self.blind or self.is_complete())
-        return {"saved": True, "item": item.to_json(), "progress": self.progress().to_json()}
+        return row
 
-    def _read_action(
-        self, suspect: Suspect, action: object, label: object
-    ) -> tuple[str, str | None]:
-        """Action and new label. Choosing the given class is keep, the suggested one accept."""
+    def _read_label(self, suspect: Suspect, body: Mapping[str, Any]) -> str | None:
+        """The label that an action of the page stands for; None: cannot tell."""
+        action, label = body.get("action"), body.get("label")
         if action not in ACTIONS:
             raise DataError(
                 "review.unknown-action",
                 f"there is no action named {action!r}",
                 fix=f"use one of: {', '.join(ACTIONS)}",
             )
-        if action == "accept":
-            return "accept", suspect.suggestion
         if action != "change":
-            return str(action), None
+            return {"accept": suspect.suggestion, "keep": suspect.given}.get(action)
         if label not in self.audit.classes:
             raise DataError(
                 "review.unknown-class",
                 f"there is no class named {label!r}",
                 fix="choose a class from the list",
             )
-        return resolve_action(suspect, str(label))
+        return str(label)
 
     def undo(self, request: str) -> dict[str, Any]:
         """Undo this reviewer's newest decision; the answer names the row to go back to."""
-        if self.observer is not None:
-            self.observer.note_undo()
+        self._note("undo")
         line = self.decisions.undo(self.reviewer, request[:MAX_REQUEST_ID])
         undone_row = None if line is None else {"row": int(self._numbers[line.row])}
         return {"undone": undone_row, "progress": self.progress().to_json()}
@@ -510,19 +425,12 @@ class Session:
             for pair in tree["agreement"]:
                 pair["conflicts"] = len(pair["conflicts"])
         else:
-            tree["agreement"] = []
-            tree["reviewers"] = self._own_summary(tree["reviewers"])
+            own = {name: one for name, one in tree["reviewers"].items() if name == self.reviewer}
+            tree |= {"agreement": [], "reviewers": own}
+            if self.blind and own:
+                own[self.reviewer]["actions"] = {"unsure": own[self.reviewer]["actions"]["unsure"]}
+                own[self.reviewer]["confusions"] = []
         return {**tree, "complete": is_complete, "progress": self.progress().to_json()}
-
-    def _own_summary(self, reviewers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The part of the summary that a reviewer may see before the list is complete."""
-        if self.reviewer not in reviewers:
-            return {}
-        summary = dict(reviewers[self.reviewer])
-        if self.blind:
-            summary["actions"] = {"unsure": summary["actions"]["unsure"]}
-            summary["confusions"] = []
-        return {self.reviewer: summary}
 
 
 def _select_around(row: int, rows: Sequence[int], count: int) -> list[int]:
@@ -531,10 +439,6 @@ def _select_around(row: int, rows: Sequence[int], count: int) -> list[int]:
         return []
     start = max(0, min(rows.index(row) - count // 2, len(rows) - count))
     return list(rows[start : start + count])
-
-
-def _read_text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _read_seconds(value: object) -> float | None:
@@ -562,7 +466,7 @@ class AdjudicationSession(Session):
         super().__init__(audit, images, reviewer, **options)
         self._find_readers = find_readers
 
-    def open_readings(self) -> tuple[OpenReading, ...]:
+    def open_readings(self) -> list[dict[str, Any]]:
         """The readers who have not finished, with their progress."""
         self.decisions.refresh()
         selection = required_labels(self.audit)
@@ -571,8 +475,8 @@ class AdjudicationSession(Session):
         for reader in self._find_readers():
             num_done = count_decided(self.audit, self.decisions.readings(reader), selection)
             if num_done < total:
-                open_readings.append(OpenReading(reader, num_done, total))
-        return tuple(open_readings)
+                open_readings.append({"reader": reader, "decided": num_done, "required": total})
+        return open_readings
 
     def _disagreements(self) -> dict[int, tuple[Decision, ...]]:
         """Row -> readings, of the list as it is now; empty while somebody still reads."""
@@ -599,24 +503,24 @@ class AdjudicationSession(Session):
         return not self.open_readings()
 
     def _item(
-        self, suspect: Suspect, position: int, decision: Decision | None, is_unblinded: bool
-    ) -> ListItem:
-        item = super()._item(suspect, position, decision, is_unblinded)
-        readings = []
-        for reading in self._disagreements().get(suspect.row, ()):
-            readings.append((reading.final, reading.reason))
+        self, suspect: Suspect, decision: Decision | None, is_unblinded: bool
+    ) -> dict[str, Any]:
+        """The label with what the readers said: labels (None: cannot tell) and notes, no names."""
+        item = super()._item(suspect, decision, is_unblinded)
+        readings = self._disagreements().get(suspect.row, ())
         # in the order of labels: the order of names would tell whose reading is the first one
-        readings.sort(key=lambda reading: (reading[0] or "", reading[1]))
-        return replace(item, readings=tuple(readings))
+        pairs = sorted((reading.final or "", reading.reason) for reading in readings)
+        if pairs:
+            item["readings"] = [{"label": label or None, "reason": note} for label, note in pairs]
+        return item
 
-    def decide(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Check and write one decision; the label must be one that the readers disagree about."""
-        number = body.get("row")
-        row = self.row_of(number) if isinstance(number, int) else None
-        if row is not None and row not in self._disagreements():
+    def _read_row(self, number: object) -> int:
+        """The row of an image about which the readers disagree."""
+        row = super()._read_row(number)
+        if row not in self._disagreements():
             raise DataError(
                 "review.not-disputed",
                 f"the readers do not disagree about the image {number}, or have not finished",
                 fix="reload the page",
             )
-        return super().decide(body)
+        return row

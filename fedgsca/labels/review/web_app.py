@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
@@ -23,10 +24,14 @@ from starlette.routing import Route
 from fedgsca.errors import FedgscaError, RunFolderError
 from fedgsca.labels.audit_images import AuditImages
 from fedgsca.labels.audit_table import Audit
-from fedgsca.labels.review.links import ADJUDICATOR, LinkBook, PersonalLink
+from fedgsca.labels.review.people import (
+    ADJUDICATOR,
+    LinkBook,
+    PersonalLink,
+    ReviewTrail,
+)
 from fedgsca.labels.review.security import LINK, LocalAccess, NetworkAccess, client_address
 from fedgsca.labels.review.session import AdjudicationSession, ListFilter, Session
-from fedgsca.labels.review.trail import ReviewTrail, TrailObserver
 
 log = logging.getLogger(__name__)
 STATIC = Path(__file__).with_name("static")
@@ -45,6 +50,8 @@ BODY_SECONDS = 10.0  # in which the body of a request must have arrived
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 FindSession: TypeAlias = Callable[[Request], Session]
+Answer: TypeAlias = Callable[[Session, Request], Any]
+Change: TypeAlias = Callable[[Session, dict[str, Any]], dict[str, Any]]
 
 
 def build_app(session: Session, *, port: int, token: str) -> LocalAccess:
@@ -74,24 +81,12 @@ class SharedReview:
             return self._sessions[link.id]
 
     def _open_session(self, link: PersonalLink) -> Session:
-        observer = TrailObserver(self.trail, link)
+        people = (self.audit, self.images, link.reviewer)
+        note = partial(self.trail.write, person=link.reviewer, link=link.id)
+        options: dict[str, Any] = {"note": note, **self._options}
         if link.role == ADJUDICATOR:
-            return AdjudicationSession(
-                self.audit,
-                self.images,
-                link.reviewer,
-                find_readers=self.links.readers,
-                observer=observer,
-                **self._options,
-            )
-        return Session(
-            self.audit,
-            self.images,
-            link.reviewer,
-            blind=link.blind,
-            observer=observer,
-            **self._options,
-        )
+            return AdjudicationSession(*people, find_readers=self.links.readers, **options)
+        return Session(*people, blind=link.blind, **options)
 
 
 def build_network_app(
@@ -125,84 +120,73 @@ def build_pages(
     `is_shared` tells the page that it is served to several people: it then offers to sign out.
     """
     routes = [Route(path, _serve_file(*file), methods=["GET"]) for path, file in FILES.items()]
-    routes += [*_api_routes(find_session, is_shared), *_image_routes(find_session), *more_routes]
+    pages = {**_ANSWERS, "/api/about": lambda one, _: {**one.describe(), "shared": is_shared}}
+    routes += [Route(path, _answer_get(find_session, page)) for path, page in pages.items()]
+    for path, change in _CHANGES.items():
+        routes.append(Route(path, _answer_post(find_session, change), methods=["POST"]))
     handler = _explain_shared_error if is_shared else _explain_error
-    return Starlette(routes=routes, exception_handlers={FedgscaError: handler})
+    return Starlette(routes=[*routes, *more_routes], exception_handlers={FedgscaError: handler})
 
 
-def _api_routes(find_session: FindSession, is_shared: bool) -> list[Route]:
-    async def about(request: Request) -> Response:
-        session = find_session(request)
-        header = await run_in_threadpool(session.describe)
-        return JSONResponse({**header.to_json(), "shared": is_shared})
+def _answer_get(find_session: FindSession, page: Answer) -> Endpoint:
+    """An endpoint that answers with a JSON value, or an image, of the reviewer's session."""
 
-    async def items(request: Request) -> Response:
-        session = find_session(request)
-        query = request.query_params
-        page = await run_in_threadpool(
-            session.list_items,
-            _read_filter(request),
-            _read_number(query.get("start"), 0),
-            min(_read_number(query.get("count"), 1), MAX_ITEMS),
-            open_only=query.get("open") == "1",
-        )
-        return JSONResponse(page.to_json())
+    async def answer(request: Request) -> Response:
+        value = await run_in_threadpool(page, find_session(request), request)
+        return value if isinstance(value, Response) else JSONResponse(value)
 
-    async def place(request: Request) -> Response:
-        session = find_session(request)
-        row = session.row_of(int(request.path_params["row"]))
-        if row is None:
-            return JSONResponse({"position": None})
-        position = await run_in_threadpool(session.find_position, row, _read_filter(request))
-        return JSONResponse({"position": position})
+    return answer
 
-    async def examples(request: Request) -> Response:
-        session = find_session(request)
-        groups = await run_in_threadpool(session.list_examples, _read_row(session, request))
-        return JSONResponse({"examples": groups})
 
-    async def patient(request: Request) -> Response:
-        session = find_session(request)
-        row = _read_row(session, request)
-        return JSONResponse(await run_in_threadpool(session.list_patient, row))
-
-    async def decide(request: Request) -> Response:
+def _answer_post(find_session: FindSession, change: Change) -> Endpoint:
+    async def answer(request: Request) -> Response:
         body = await _read_body(request)
-        return JSONResponse(await run_in_threadpool(find_session(request).decide, body))
+        return JSONResponse(await run_in_threadpool(change, find_session(request), body))
 
-    async def undo(request: Request) -> Response:
-        body = await _read_body(request)
-        request_id = str(body.get("request") or "")
-        return JSONResponse(await run_in_threadpool(find_session(request).undo, request_id))
-
-    async def summary(request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(find_session(request).summarise))
-
-    return [
-        Route("/api/about", about),
-        Route("/api/items", items),
-        Route("/api/place/{row:int}", place),
-        Route("/api/examples/{row:int}", examples),
-        Route("/api/patient/{row:int}", patient),
-        Route("/api/summary", summary),
-        Route("/api/decide", decide, methods=["POST"]),
-        Route("/api/undo", undo, methods=["POST"]),
-    ]
+    return answer
 
 
-def _image_routes(find_session: FindSession) -> list[Route]:
-    async def image(request: Request) -> Response:
-        session = find_session(request)
-        data = await run_in_threadpool(session.png, _read_row(session, request))
-        return Response(data, media_type="image/png")
+def _list_items(session: Session, request: Request) -> dict[str, Any]:
+    query = request.query_params
+    return session.list_items(
+        _read_filter(request),
+        _read_number(query.get("start"), 0),
+        min(_read_number(query.get("count"), 1), MAX_ITEMS),
+        open_only=query.get("open") == "1",
+    )
 
-    async def thumbnail(request: Request) -> Response:
-        session = find_session(request)
-        row = _read_row(session, request)
-        data = await run_in_threadpool(session.thumbnail, row, THUMBNAIL_PIXELS)
-        return Response(data, media_type="image/jpeg")
 
-    return [Route("/image/{row:int}", image), Route("/thumbnail/{row:int}", thumbnail)]
+def _find_position(session: Session, request: Request) -> dict[str, Any]:
+    row = session.row_of(request.path_params["row"])
+    if row is None:
+        return {"position": None}
+    return {"position": session.find_position(row, _read_filter(request))}
+
+
+def _thumbnail(session: Session, request: Request) -> Response:
+    data = session.thumbnail(_read_row(session, request), THUMBNAIL_PIXELS)
+    return Response(data, media_type="image/jpeg")
+
+
+_ANSWERS: Mapping[str, Answer] = {
+    "/api/items": _list_items,
+    "/api/place/{row:int}": _find_position,
+    "/api/examples/{row:int}": lambda session, request: {
+        "examples": session.list_examples(_read_row(session, request))
+    },
+    "/api/patient/{row:int}": lambda session, request: session.list_patient(
+        _read_row(session, request)
+    ),
+    "/api/summary": lambda session, _: session.summarise(),
+    "/image/{row:int}": lambda session, request: Response(
+        session.png(_read_row(session, request)), media_type="image/png"
+    ),
+    "/thumbnail/{row:int}": _thumbnail,
+}
+_CHANGES: Mapping[str, Change] = {
+    "/api/decide": lambda session, body: session.decide(body),
+    "/api/undo": lambda session, body: session.undo(str(body.get("request") or "")),
+}
 
 
 def _serve_file(name: str, content_type: str) -> Endpoint:
@@ -230,11 +214,9 @@ async def _explain_shared_error(request: Request, error: Exception) -> Response:
     log.warning("%s", error)
     is_unsaved = request.method == "POST"
     message = "the server cannot read or write its files"
-    if is_unsaved:
-        message = f"NOT saved: {message}"
     fix = "tell the person who started the server, then try again"
-    tree = {"code": error.code, "error": message, "fix": fix}
-    return JSONResponse(tree, 507 if is_unsaved else 409)
+    tree = {"code": error.code, "error": f"NOT saved: {message}" if is_unsaved else message}
+    return JSONResponse(tree | {"fix": fix}, 507 if is_unsaved else 409)
 
 
 async def _read_body(request: Request) -> dict[str, Any]:
@@ -255,7 +237,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
 
 
 def _read_row(session: Session, request: Request) -> int:
-    row = session.row_of(int(request.path_params["row"]))
+    row = session.row_of(request.path_params["row"])
     if row is None:
         raise HTTPException(404)
     return row

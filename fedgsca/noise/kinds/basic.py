@@ -1,4 +1,4 @@
-"""Kinds of a few lines each: none, S, P, M (a matrix), R (by class), G (by group), F, O."""
+"""Kinds that do not look at the image: none, S, P, C, H, U, M, R (by class), G (by group), F, O."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from fedgsca.errors import ConfigError
 from fedgsca.noise.base import (
     CLEAN,
+    Candidates,
     NoiseContext,
     NoiseKind,
     SiteNoise,
@@ -78,6 +79,54 @@ class PairflipNoise(NoiseKind):
         # row c of the shifted identity has its one in column (c + 1) mod C
         next_class = np.roll(np.eye(context.num_classes, dtype=bool), 1, axis=1)
         return mix_with_identity(noise, next_class)
+
+
+@register_kind
+class CkAsymmetricNoise(NoiseKind):
+    """Clinical-knowledge asymmetric noise; the candidates are found by noise/candidates.py."""
+
+    letter = "C"
+    title = "CK-asymmetric"
+    description = "A wrong label is one of the classes that clinicians mistake the true one for."
+    wrong_label = "a class it is easily mistaken for"
+    order = 3
+    needs_candidates = True
+
+    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+        """(C, C): the rate, in equal parts, for the candidates of the class."""
+        if context.num_classes < 2:
+            return mix_with_identity(noise, other_classes(context.num_classes))
+        return mix_with_identity(noise, candidate_mask(context.candidates, context.num_classes))
+
+
+def candidate_mask(candidates: Candidates | None, num_classes: int) -> np.ndarray:
+    """(C, C) bool: may a sample of class row be given label column?"""
+    if candidates is None:
+        raise ConfigError(
+            "noise.missing-candidates",
+            "CK-asymmetric noise (C) needs to know which classes are mistaken for which",
+            fix="--set noise.candidates=candidates.toml, a file with lines like  "
+            '"Ulcer" = ["Pylorus", "Foreign body"]',
+        )
+    mask = np.zeros((num_classes, num_classes), dtype=bool)
+    problems = []
+    for c in range(num_classes):
+        labels = candidates.get(c)
+        if labels is None:
+            problems.append(f"class {c} has no entry")
+        elif len(labels) == 0 or labels == "any":
+            mask[c] = np.arange(num_classes) != c
+        elif isinstance(labels, str) or not set(labels) <= set(range(num_classes)) - {c}:
+            problems.append(f"class {c} has {labels!r}")
+        else:
+            mask[c, list(labels)] = True
+    if problems:
+        raise ConfigError(
+            "noise.invalid-candidates",
+            f"the misdiagnosis candidates do not fit {num_classes} classes: {'; '.join(problems)}",
+            fix="give every class a list of other classes; an empty list means any other class",
+        )
+    return mask
 
 
 @register_kind
@@ -158,7 +207,6 @@ class MatrixNoise(NoiseKind):
     description = "Labels are drawn from the transition matrix in noise.matrix."
     order = 4
     has_rate = False
-    needs_matrix = True
 
     def describe(self, noise: SiteNoise) -> str:
         """After the name of the site."""
@@ -269,12 +317,15 @@ class RecordedLabels(NoiseKind):
     order = 5
     has_rate = False
     is_recorded = True
+    has_matrix = False
 
     def describe(self, noise: SiteNoise) -> str:
         """After the name of the site."""
         return "takes its labels from a file"
 
-    def transition_matrix(self, noise: SiteNoise, context: NoiseContext) -> np.ndarray:
+    def image_probabilities(
+        self, noise: SiteNoise, labels: np.ndarray, context: NoiseContext, rng: np.random.Generator
+    ) -> np.ndarray:
         """Always raises ConfigError."""
         raise ConfigError(
             "noise.no-transition-matrix",

@@ -43,17 +43,6 @@ CLASSES: tuple[str, ...] = (
     "muscle",
 )
 
-# Plausible misdiagnoses, for CK-asymmetric noise: neighbours on the way from normal to cancer, and
-# the two fibrous tissues.
-CANDIDATES: dict[str, tuple[str, ...]] = {
-    "normal mucosa": ("adenoma", "lymphoid"),
-    "adenoma": ("normal mucosa", "adenocarcinoma"),
-    "adenocarcinoma": ("adenoma", "stroma"),
-    "lymphoid": ("normal mucosa", "adenocarcinoma"),
-    "stroma": ("muscle", "adenocarcinoma"),
-    "muscle": ("stroma", "normal mucosa"),
-}
-
 # The classes of the 24 fields of one slide: the same mix on every slide, so that every prefix is as
 # imbalanced as the complete set.
 SLIDE = np.repeat(np.arange(len(CLASSES)), (6, 4, 3, 2, 6, 3))

@@ -1,32 +1,44 @@
-"""Personal links: who may open the review page over the network, as whom, and until when.
+"""Who may open the review page over the network, until when, and what they saw and decided.
 
-A link contains 256 random bits. The file reviewers.json has only their SHA-256, so whoever reads
-it, or a backup of it, cannot open the page. (Random bits need no slow hash: they cannot be
+A personal link contains 256 random bits. The file reviewers.json has only their SHA-256, so whoever
+reads it, or a backup of it, cannot open the page. (Random bits need no slow hash: they cannot be
 guessed.) A server that is running reads the file again when it changes: a link that is revoked
 stops working at once, also in pages that are open.
+
+The audit trail, review-trail.jsonl, only grows. Every line contains the sha256 of the line before
+it, so a line that is changed, removed or inserted later is noticed by `check_trail`; lines removed
+from the end are not, and neither is a file that somebody has computed again from its beginning.
+Lines have row numbers, never file names, labels or notes: those are in decisions.jsonl only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from fedgsca.errors import ConfigError, RunFolderError
-from fedgsca.labels.decisions import Decisions, check_reviewer_name
-from fedgsca.support.files import file_lock, write_atomic
+from fedgsca.labels.decisions import Decisions, GrowingFile, check_reviewer_name
+from fedgsca.support.files import file_lock, read_bytes_from, write_atomic
 from fedgsca.support.json_record import Record, stored_as
 from fedgsca.support.text import did_you_mean
 
-FILE = "reviewers.json"
+LINK_FILE = "reviewers.json"
+TRAIL_FILE = "review-trail.jsonl"
 VERSION = 1
 READER = "reader"
 ADJUDICATOR = "adjudicator"
 _TOKEN_BYTES = 32
+_TAIL_BYTES = 64 * 1024  # longer than any line of the trail
+_START = "0" * 64  # "previous" of its first line
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ class LinkBook:
 
     def __init__(self, folder: Path) -> None:
         """Open the links in an audit's folder; a folder without the file has none."""
-        self.path = folder / FILE
+        self.path = folder / LINK_FILE
         self._folder = folder
         self._content = LinkFile(VERSION, "", ())
         self._state: tuple[int, int, int] | None = None
@@ -80,25 +92,23 @@ class LinkBook:
         """Read the file again if it has changed. A damaged file is an error: no link works then."""
         try:
             status = self.path.stat()
+            state = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if state == self._state:
+                return
+            content = LinkFile.from_json(json.loads(self.path.read_bytes()))
+            if content.version != VERSION:
+                raise ValueError(f"version {content.version} instead of {VERSION}")
         except FileNotFoundError:
-            self._content = LinkFile(VERSION, "", ())
-            self._state = None
-            return
-        except OSError as error:
-            raise _damaged_file(self.path, error) from error
-        state = (status.st_mtime_ns, status.st_size, status.st_ino)
-        if state == self._state:
-            return
-        try:
-            tree = json.loads(self.path.read_bytes())
-            content = LinkFile.from_json(tree)
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise _damaged_file(self.path, error) from error
-        if content.version != VERSION:
-            problem = ValueError(f"version {content.version} instead of {VERSION}")
-            raise _damaged_file(self.path, problem)
-        self._content = content
-        self._state = state
+            self._content, self._state = LinkFile(VERSION, "", ()), None
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunFolderError(
+                "review.damaged-links",
+                f"{self.path} cannot be read: {error}",
+                fix="restore it from a backup, or remove it and make new links (`fedgsca reviewers"
+                " add`)",
+            ) from error
+        else:
+            self._content, self._state = content, state
 
     @property
     def address(self) -> str:
@@ -130,10 +140,7 @@ class LinkBook:
 
     def find_id(self, link_id: str) -> PersonalLink | None:
         """The link with this id; None if there is none."""
-        for link in self.links:
-            if link.id == link_id:
-                return link
-        return None
+        return next((link for link in self.links if link.id == link_id), None)
 
     def add(
         self, reviewer: str, *, role: str, blind: bool, days: int, address: str | None
@@ -144,7 +151,7 @@ class LinkBook:
         """
         check_reviewer_name(reviewer)
         _check_role(Decisions(self._folder), reviewer, role)
-        with file_lock(self.path.with_name(f"{FILE}.lock")):
+        with file_lock(self.path.with_name(f"{LINK_FILE}.lock")):
             self.refresh()
             address = address or self.address
             if not address:
@@ -164,13 +171,12 @@ class LinkBook:
                 creation=_time_text(now),
                 expires=_time_text(now + timedelta(days=days)),
             )
-            old_links = [self._revoke_link(old, reviewer, now) for old in self.links]
-            self._write(LinkFile(VERSION, address, (*old_links, link)))
+            self._write(address, [*self._revoke_links(reviewer, now), link])
         return link, token
 
     def revoke(self, reviewer: str) -> list[PersonalLink]:
         """Revoke the links of a person; returns those that worked until now."""
-        with file_lock(self.path.with_name(f"{FILE}.lock")):
+        with file_lock(self.path.with_name(f"{LINK_FILE}.lock")):
             self.refresh()
             names = sorted({link.reviewer for link in self.links})
             if reviewer not in names:
@@ -180,20 +186,22 @@ class LinkBook:
                     fix=f"{did_you_mean(reviewer, names)}use one of:"
                     f" {', '.join(names) or '(there is no link yet)'}",
                 )
-            now = datetime.now(UTC)
             active_links = [link for link in self.active_links() if link.reviewer == reviewer]
-            links = tuple(self._revoke_link(link, reviewer, now) for link in self.links)
-            self._write(LinkFile(VERSION, self.address, links))
+            self._write(self.address, self._revoke_links(reviewer, datetime.now(UTC)))
         return active_links
 
-    def _revoke_link(self, link: PersonalLink, reviewer: str, now: datetime) -> PersonalLink:
-        if link.reviewer != reviewer or link.find_problem(now) is not None:
-            return link  # a link that has expired says so, also after this
-        return replace(link, revocation=_time_text(now))
+    def _revoke_links(self, reviewer: str, now: datetime) -> list[PersonalLink]:
+        """All links, those of a person without effect; one that has expired says so for ever."""
+        links = []
+        for link in self.links:
+            if link.reviewer == reviewer and link.find_problem(now) is None:
+                link = replace(link, revocation=_time_text(now))
+            links.append(link)
+        return links
 
-    def _write(self, content: LinkFile) -> None:
-        data = json.dumps(content.to_json(), indent=1, ensure_ascii=False).encode() + b"\n"
-        write_atomic(self.path, data)
+    def _write(self, address: str, links: Sequence[PersonalLink]) -> None:
+        tree = LinkFile(VERSION, address, tuple(links)).to_json()
+        write_atomic(self.path, json.dumps(tree, indent=1, ensure_ascii=False).encode() + b"\n")
         self.refresh()
 
 
@@ -224,9 +232,76 @@ def _time_text(time: datetime) -> str:
     return time.isoformat(timespec="seconds")
 
 
-def _damaged_file(path: Path, error: Exception) -> RunFolderError:
-    return RunFolderError(
-        "review.damaged-links",
-        f"{path} cannot be read: {error}",
-        fix="restore it from a backup, or remove it and make new links (`fedgsca reviewers add`)",
-    )
+# ---- the audit trail ----
+
+
+class ReviewTrail:
+    """The trail of one audit. Several processes may write to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = GrowingFile(folder / TRAIL_FILE, "review.trail-not-written")
+        self._thread_lock = Lock()
+
+    def write(
+        self, event: str, person: str, *, is_flushed: bool = True, **facts: str | int | None
+    ) -> None:
+        """Append one event. Raises RunFolderError if it is not on the disk.
+
+        `is_flushed` waits for the disk; without it a power cut may lose the last lines.
+        """
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        entry: dict[str, Any] = {"time": time, "event": event, "who": person}
+        entry |= {name: value for name, value in facts.items() if value is not None}
+        with self._thread_lock, self._file.open() as handle:
+            size = os.fstat(handle).st_size
+            tail = read_bytes_from(handle, max(0, size - _TAIL_BYTES), size)
+            entry["previous"] = _digest(tail.rstrip(b"\n").split(b"\n")[-1]) if tail else _START
+            self._file.append(handle, entry, is_flushed=is_flushed)
+
+
+@dataclass(frozen=True)
+class TrailCheck:
+    """What the trail contains, and where its chain is broken."""
+
+    num_lines: int
+    # event -> count
+    events: Counter[str]
+    # the newest entries, the last one last
+    latest: tuple[dict[str, Any], ...]
+    # one sentence per break
+    problems: tuple[str, ...]
+
+
+def check_trail(folder: Path, num_latest: int = 20) -> TrailCheck:
+    """Read the trail of an audit and check its chain; an audit without a trail has no lines."""
+    path = folder / TRAIL_FILE
+    content = path.read_bytes() if path.exists() else b""
+    lines = content.removesuffix(b"\n").split(b"\n") if content else []
+    entries: list[dict[str, Any]] = []
+    problems = []
+    previous = _START
+    for number, line in enumerate(lines, start=1):
+        entry = _parse_entry(line)
+        if entry is None:
+            problems.append(f"line {number} is damaged (a crash cuts a line short)")
+        else:
+            if entry["previous"] != previous:
+                problems.append(f"line {number} does not follow line {number - 1}")
+            entries.append(entry)
+        previous = _digest(line)
+    events = Counter(str(entry["event"]) for entry in entries)
+    return TrailCheck(len(lines), events, tuple(entries[-num_latest:]), tuple(problems))
+
+
+def _parse_entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or not {"time", "event", "who", "previous"} <= set(entry):
+        return None
+    return entry
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

@@ -1,8 +1,7 @@
-"""Flower as the transport of a deployment: the coordinator's side.
+"""The coordinator's side of a deployment: the round loop over Flower.
 
 The round loop is ours (rounds.py), because it saves, resumes and validates; Flower moves messages
-(messages.py). flower_node.py is the hospital's side, and shows the way of a message;
-flower_simulation.py has both in one process.
+(messages.py). node.py is the hospital's side.
 
     coordinator (ServerApp)                      site
     hello(terms)          -- query -->           checks the terms, opens its data, tells its name
@@ -16,8 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +29,6 @@ from fedgsca.federation.records import RunResult
 from fedgsca.federation.round_status import StatusObserver
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import RunFolder, read_config
-from fedgsca.federation.simulation import Experiment
 from fedgsca.hospital.delivery import pack_model, read_delivered, record_delivery
 from fedgsca.hospital.messages import (
     MESSAGE_TYPES,
@@ -75,7 +72,7 @@ class FlowerTransport:
         self.terms = terms
 
     def online(self) -> dict[int, str]:
-        """node -> the name under which its key is registered, or an empty text."""
+        """node -> the name under which its key is registered."""
         return {int(node.node_id): str(node.name or "") for node in self.grid.get_nodes()}
 
     def send(
@@ -135,11 +132,8 @@ def coordinate(
     deadline: float | None,
     observer: RunObserver | None = None,
     poll: float = 0.5,
-    stop: threading.Event | None = None,
-    strict: bool = False,
     patience: float = 0.0,
     first_pause: float = 60.0,
-    experiment: Experiment | None = None,
     send_model: bool = False,
 ) -> RunResult | None:
     """The coordinator's run over a grid, or its continuation; parameters as in NetworkEngine.
@@ -149,7 +143,7 @@ def coordinate(
     status = StatusObserver(out)
     observers = ObserverGroup(status, observer)
     try:
-        experiment = experiment or prepare_coordinator(config)
+        experiment = prepare_coordinator(config)
         engine = NetworkEngine(
             FlowerTransport(grid, terms_of(experiment)),
             experiment.names,
@@ -157,8 +151,6 @@ def coordinate(
             deadline=deadline,
             observer=observers,
             poll=poll,
-            stop=stop,
-            strict=strict,
             patience=patience,
             first_pause=first_pause,
             staleness=config.federation.staleness,
@@ -171,7 +163,7 @@ def coordinate(
         if send_model and result is not None:
             deliver_model(engine, out, observers)
     except BaseException as error:
-        if isinstance(error, FedgscaError) and not strict:
+        if isinstance(error, FedgscaError):
             report_stop(error)
         status.finish(error)
         raise
@@ -197,7 +189,7 @@ def deliver_model(engine: NetworkEngine, out: Path, observer: RunObserver) -> No
 
 # ---- the app of `flwr run` ----
 # Flower packs this folder and sends it to the sites, so it contains no logic: what runs in a
-# hospital is the fedgsca that the hospital installed (flower_node.py).
+# hospital is the fedgsca that the hospital installed (node.py).
 
 
 _PROJECT = """\
@@ -228,7 +220,7 @@ _FILES = {
     ),
     "fedgsca_run/__init__.py": "",
     "fedgsca_run/server.py": (
-        "from fedgsca.hospital.flower import coordinator_app\n\napp = coordinator_app()\n"
+        "from fedgsca.hospital.coordinator import coordinator_app\n\napp = coordinator_app()\n"
     ),
     "fedgsca_run/client.py": (
         "from flwr.clientapp import ClientApp\n\napp = ClientApp()  # hospitals run none of it\n"
@@ -258,23 +250,13 @@ def write_app(config: Config, out: Path) -> Path:
 
 
 def coordinator_app() -> ServerApp:
-    """The ServerApp that the app names: progress as lines in the log, a report at the end."""
+    """The ServerApp that the app names; the app's configuration names the run folder.
+
+    Progress goes to the log as lines; a report is written at the end.
+    """
     from fedgsca.federation.progress import LineDisplay
     from fedgsca.lab.report.html_page import write_report
 
-    def make_observer(config: Config) -> RunObserver:
-        return LineDisplay(runs=1).observe(f"{config.method} over Flower")
-
-    return server_app(make_observer, on_finish=write_report)
-
-
-def server_app(
-    make_observer: Callable[[Config], RunObserver], on_finish: Callable[[Path], object]
-) -> ServerApp:
-    """The coordinator under `flwr run`. The app's configuration names its run folder.
-
-    `on_finish` is called with the run folder after the last round.
-    """
     app = ServerApp()
 
     @app.main()
@@ -282,20 +264,17 @@ def server_app(
         logging.getLogger("flwr").addFilter(TracebackFilter())
         out = Path(str(context.run_config["run"]))
         config = read_config(out)
-        deadline = config.federation.deadline or DEFAULT_DEADLINE
         hours = config.federation.patience
-        patience = 3600 * (DEFAULT_PATIENCE if hours is None else hours)
-        observer = make_observer(config)
         coordinate(
             grid,
             config,
             out,
-            deadline=deadline,
-            observer=observer,
-            patience=patience,
+            deadline=config.federation.deadline or DEFAULT_DEADLINE,
+            patience=3600 * (DEFAULT_PATIENCE if hours is None else hours),
+            observer=LineDisplay(runs=1).observe(f"{config.method} over Flower"),
             send_model=True,
         )
-        on_finish(out)
+        write_report(out)
 
     return app
 

@@ -1,21 +1,5 @@
 """A hospital's connection to the coordinator: a SuperNode that starts no process per message.
 
-The way of one message, from the coordinator to the model and back:
-
-    coordinator's machine
-      network.py            NetworkEngine.exchange: which sites, how long (site_contacts.py)
-      flower.py             FlowerTransport.send: messages.encode; the SuperLink stores it
-    hospital's machine, connecting process (no torch)
-      flower_node.py        answer_next: fetches the message
-      ledger.py             Gate: was it agreed to? On the way back: writes down what leaves
-      site_worker.py        WorkerClient.ask: through a pipe; starts the worker if there is none
-    hospital's machine, worker process (torch, images, model)
-      site_worker.py        serve: one message at a time
-      site_answers.py       ResidentSite.answer: messages.decode, terms, data, messages.encode_reply
-      local.py              SiteRunner.run_round: the site's work, as in every engine
-    and back the same way: the worker's bytes go to Flower unread; FlowerTransport.collect decodes
-    them, messages.read_message makes them a Reply
-
 Flower's own `flower-supernode` asks for messages every three seconds, and starts a Python process
 for each, which imports Flower (more than a second of processor time) and runs the program that the
 coordinator sent. This node speaks the same protocol, with Flower's own code for connection, keys
@@ -23,7 +7,7 @@ and messages, but hands each message to the site worker. It opens no port, not e
 and runs no program of the coordinator.
 
 It uses functions of flwr 1.41 that are not documented; pyproject.toml admits no other version, and
-tests/contract/test_flower_node.py holds them against it.
+tests/contract/test_node.py holds them against it.
 """
 
 from __future__ import annotations
@@ -50,8 +34,8 @@ from fedgsca.hospital.messages import (
     public_reason,
     to_records,
 )
-from fedgsca.hospital.site_settings import read_settings
-from fedgsca.hospital.site_worker import client_of
+from fedgsca.hospital.settings import read_settings
+from fedgsca.hospital.worker import client_of
 
 # isort: split
 # after messages.py, which switches Flower's telemetry off

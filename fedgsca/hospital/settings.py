@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -41,23 +40,11 @@ class SiteSettings(Section):
         " coordinator shows them beside its name",
     )
 
-    def __hash__(self) -> int:
-        """By all values, class names included: the runner of a site is cached by its settings."""
-        digest = hashlib.sha256(self.model_dump_json().encode()).digest()
-        return int.from_bytes(digest[:7], "big")
-
 
 def read_settings(path: Path) -> SiteSettings:
     """Read and check site.toml."""
-    tree = read_toml(path)
-    if "fingerprint" in tree:
-        raise ConfigError(
-            "site.old-agreement",
-            f"{path}: fingerprint is not how a hospital agrees to an experiment any more",
-            fix="remove the line, then run `fedgsca deploy agree` with the folder of the kit",
-        )
     try:
-        return SiteSettings.model_validate(tree)
+        return SiteSettings.model_validate(read_toml(path))
     except ValidationError as error:
         raise ConfigError(
             "site.invalid-settings",

@@ -26,14 +26,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 
 from fedgsca.cli import execute
 from fedgsca.federation.rounds import run
-from fedgsca.hospital.flower_node import (
-    Fleet,
-    answer_next,
-    answer_records,
-    explain_exit,
-    pause_after,
-)
-from fedgsca.hospital.flower_simulation import make_app
+from fedgsca.hospital.answers import ResidentSite
 from fedgsca.hospital.messages import (
     MESSAGE_TYPES,
     EncodedMessage,
@@ -43,9 +36,16 @@ from fedgsca.hospital.messages import (
     kind_of,
     to_records,
 )
-from fedgsca.hospital.site_answers import ResidentSite
-from fedgsca.hospital.site_worker import OutdatedWorkerError
-from tests.localgrid import LocalGrid, run_over_flower
+from fedgsca.hospital.node import (
+    Fleet,
+    answer_next,
+    answer_records,
+    explain_exit,
+    pause_after,
+)
+from fedgsca.hospital.settings import read_settings
+from fedgsca.hospital.worker import OutdatedWorkerError
+from tests.localgrid import LocalGrid, make_app, run_over_flower
 from tests.toys import SITES, outcome, toy_config
 
 ROOT = Path(__file__).parents[2]
@@ -76,10 +76,10 @@ def test_workers_that_are_replaced_at_any_time_end_in_the_same_bytes(tmp_path: P
         path = tmp_path / f"site-{number}.toml"
         path.write_text(f'name = "site-{number}"\nstate = "{tmp_path}/state/{number}"\n')
         if number not in sites or requests % 3 == 0:
-            sites[number] = ResidentSite(path)
+            sites[number] = site_of(path)
         answer = sites[number].answer(request)
         if requests % 5 == 0:  # the answer is lost with the worker; the message is repeated
-            sites[number] = ResidentSite(path)
+            sites[number] = site_of(path)
             answer = sites[number].answer(request)
         return answer
 
@@ -91,7 +91,7 @@ def test_another_experiment_or_changed_data_asks_for_a_new_worker(tmp_path: Path
     path, data = tmp_path / "site.toml", tmp_path / "labels.csv"
     data.write_text("file,label\n")
     path.write_text(f'name = "a"\nstate = "{tmp_path}/s"\ndata = "{data}"\n')
-    site = ResidentSite(path)
+    site = site_of(path)
     terms = {"version": "0", "config": {}, "fingerprint": "f", "classes": "", "backbone": ""}
     request = hello_request(terms)
     header = EncodedMessage.from_bytes(site.answer(request)).header
@@ -102,10 +102,14 @@ def test_another_experiment_or_changed_data_asks_for_a_new_worker(tmp_path: Path
     data.write_text("file,label\nx,y\n")
     with pytest.raises(OutdatedWorkerError):
         site.answer(request)
-    new_site = ResidentSite(path)
+    new_site = site_of(path)
     new_site.answer(request)
     with pytest.raises(OutdatedWorkerError):
         new_site.answer(hello_request({**terms, "fingerprint": "g"}))
+
+
+def site_of(path: Path) -> ResidentSite:
+    return ResidentSite(lambda: read_settings(path))
 
 
 def hello_request(terms: dict[str, Any]) -> bytes:
@@ -116,13 +120,13 @@ def test_settings_that_cannot_be_used_are_a_reason_without_details(tmp_path: Pat
     path = tmp_path / "site.toml"
     path.write_text('name = "a"\nsecret_key = 1\n')
     terms = {"version": "0", "config": {}, "fingerprint": "f", "classes": "", "backbone": ""}
-    header = EncodedMessage.from_bytes(ResidentSite(path).answer(hello_request(terms))).header
+    header = EncodedMessage.from_bytes(site_of(path).answer(hello_request(terms))).header
     assert "configuration" in str(header["error"]) and "secret_key" not in str(header["error"])
 
 
 def test_the_process_of_a_message_imports_neither_torch_nor_monai() -> None:
     heavy = ["torch", "monai", "fedgsca.federation.local", "fedgsca.federation.simulation"]
-    modules = "fedgsca.hospital.flower_node"
+    modules = "fedgsca.hospital.node"
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

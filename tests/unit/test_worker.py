@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedgsca.errors import UpdateError
-from fedgsca.hospital.site_answers import source_stamp
-from fedgsca.hospital.site_settings import SiteSettings
-from fedgsca.hospital.site_worker import WorkerClient, send
+from fedgsca.hospital.answers import source_stamp
+from fedgsca.hospital.worker import WorkerClient, send
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,7 +115,7 @@ def test_a_worker_without_messages_ends(client: WorkerClient, tmp_path: Path) ->
 
 def test_the_node_of_a_site_imports_nothing_heavy_for_the_worker() -> None:
     heavy = ["torch", "monai", "numpy", "pydantic", "flwr"]
-    code = "import sys, fedgsca.hospital.site_worker;"
+    code = "import sys, fedgsca.hospital.worker;"
     code += f" print([name for name in {heavy} if name in sys.modules])"
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -136,12 +135,3 @@ def test_a_changed_file_changes_the_stamp(tmp_path: Path) -> None:
     (folder / "labels.csv").write_text("file,label\na.png,x\n")
     assert source_stamp(str(folder)) != before
     assert source_stamp(str(folder / "labels.csv")) != source_stamp(None) == ""
-
-
-def test_settings_with_class_names_can_be_a_key_of_the_cache() -> None:
-    """The runner of a site is cached by its settings; a dictionary alone could not be hashed."""
-    settings = SiteSettings(name="lyon", state="state", classes={"Gesund": "healthy"})
-    equal_settings = SiteSettings(name="lyon", state="state", classes={"Gesund": "healthy"})
-    other_settings = SiteSettings(name="lyon", state="state", classes={"Krank": "healthy"})
-    assert {settings: 1}[equal_settings] == 1
-    assert other_settings not in {settings: 1}

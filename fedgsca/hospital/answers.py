@@ -1,4 +1,4 @@
-"""A site's answer to a message of the coordinator, whatever transport carried it.
+"""A hospital's answer to a message of the coordinator; the worker process asks for it.
 
 Every message carries the terms: package version, configuration, class list, and the digest of a
 frozen backbone. A site that cannot accept them answers with a reason instead of an update. Such a
@@ -14,13 +14,12 @@ says since when it remembers, and the coordinator's log says that it took part b
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -44,8 +43,8 @@ from fedgsca.hospital.messages import (
     list_digest,
     public_reason,
 )
-from fedgsca.hospital.site_settings import SiteSettings, read_settings, state_folder
-from fedgsca.hospital.site_worker import OutdatedWorkerError
+from fedgsca.hospital.settings import SiteSettings, state_folder
+from fedgsca.hospital.worker import OutdatedWorkerError
 from fedgsca.methods.base import compose_method
 from fedgsca.methods.site_store import Store
 from fedgsca.support.files import write_atomic
@@ -62,34 +61,43 @@ _MEMORY_FILE = "memory.json"
 
 
 class ResidentSite:
-    """Answers the messages of one experiment for the site of a site.toml, in the site worker."""
+    """A hospital's answers to the messages of one experiment.
 
-    def __init__(self, settings_path: Path) -> None:
-        self.settings_path = settings_path
+    `read` returns the settings, which may change between two messages. Images and model stay in
+    memory; when terms, settings or data change, OutdatedWorkerError asks for a new process.
+    """
+
+    def __init__(self, read: Callable[[], SiteSettings]) -> None:
+        self.read = read
         self.identity: str | None = None  # of the experiment, once a message has come
+        self.runner: SiteRunner | None = None
 
     def answer(self, request: bytes) -> bytes:
-        """The reply to an encoded message, encoded. Errors of the site are reasons in the reply."""
+        """The reply to an encoded message, encoded."""
         message = EncodedMessage.from_bytes(request)
         header, weights, extras = decode(message)
         payload = Payload(int(str(header["round"])), weights, extras)
-        start = time.perf_counter()
-        reply = self._reply(message.kind, Terms.from_json(header["terms"]), payload)
-        seconds = time.perf_counter() - start
-        log.info("%s of round %d took %.2f s", message.kind, payload.round + 1, seconds)
+        reply = self.reply(message.kind, Terms.from_json(header["terms"]), payload)
         return encode_reply(message.kind, payload.round, reply).to_bytes()
 
-    def _reply(self, kind: MessageKind, terms: Terms, payload: Payload) -> Reply:
+    def reply(self, kind: MessageKind, terms: Terms, payload: Payload) -> Reply:
+        """The reply to a message. Errors of the site are reasons in it."""
+        start = time.perf_counter()
+        name = ""
         try:
-            settings = read_settings(self.settings_path)
+            settings = self.read()
             self._check_identity(terms, settings)
-            place = SitePlace(settings, state_folder(settings, terms.fingerprint))
+            name = settings.name
+            reply = self._reply(kind, terms, payload, settings)
         except OutdatedWorkerError:
             raise
         except Exception as error:
-            log.error("this site's settings cannot be used: %s", error)
-            return Reply("", None, public_reason(error))
-        return answer(kind, terms, payload, place)
+            bug = None if isinstance(error, FedgscaError | MemoryError) else error
+            log.error("%s of round %d failed: %s", kind, payload.round + 1, error, exc_info=bug)
+            return Reply(name, None, public_reason(error), seconds=time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        log.info("%s of round %d took %.2f s", kind, payload.round + 1, seconds)
+        return reply
 
     def _check_identity(self, terms: Terms, settings: SiteSettings) -> None:
         sources = [settings.data, settings.labels, settings.weights]
@@ -101,6 +109,30 @@ class ResidentSite:
         if self.identity not in (None, identity):
             raise OutdatedWorkerError
         self.identity = identity
+
+    def _reply(
+        self, kind: MessageKind, terms: Terms, payload: Payload, settings: SiteSettings
+    ) -> Reply:
+        name = settings.name
+        folder = state_folder(settings, terms.fingerprint)
+        if kind == "model":  # it needs none of the site's data
+            config = with_own_weights(_accept_terms(terms), settings)
+            store_model(payload, config, folder)
+            return Reply(name, Update(name, 0, {}))
+        if self.runner is None:
+            self.runner = _open_runner(_accept_terms(terms), terms, settings, folder)
+        experiment = self.runner.experiment
+        if name not in experiment.names or name not in experiment.sites:
+            raise UpdateError(
+                "site.unknown-name",
+                f"{name} is not one of the experiment's sites",
+                fix="correct name in site.toml",
+            )
+        if kind == "hello":
+            return Reply(name, Update(name, len(experiment.sites[name]), {}))
+        if kind == "test":
+            return _test_reply(self.runner, name, payload)
+        return _train_reply(self.runner, name, payload)
 
 
 def source_stamp(source: str | None) -> str:
@@ -168,22 +200,8 @@ def _check_network(config: Config, settings: SiteSettings) -> None:
 # ---- the site's data ----
 
 
-@dataclass(frozen=True)
-class SitePlace:
-    """Who answers, and where it keeps its files.
-
-    `is_hospital`: no other site is in this process, and the folder is the site's own.
-    """
-
-    settings: SiteSettings
-    folder: Path
-    is_hospital: bool = True
-
-
-def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
-    settings = place.settings
-    if place.is_hospital:
-        _check_network(config, settings)
+def _open_runner(config: Config, terms: Terms, settings: SiteSettings, folder: Path) -> SiteRunner:
+    _check_network(config, settings)
     has_own_images = config.data.source == SITES_SOURCE
     if has_own_images:
         config = with_own_weights(config, settings)
@@ -194,27 +212,24 @@ def _open_runner(config: Config, terms: Terms, place: SitePlace) -> SiteRunner:
             fix="copy the coordinator's weights file to the site",
         )
     if has_own_images:
-        experiment = open_own_experiment(config, settings, place.folder)
+        experiment = open_own_experiment(config, settings, folder)
     else:
-        only = settings.name if place.is_hospital else None
-        experiment = prepare(config, only=only, folder=None if place.is_hospital else place.folder)
+        experiment = prepare(config, only=settings.name)
     if list_digest(experiment.table.classes) != terms.classes:
         raise ClassListError(
             "site.other-classes",
             "the class list of the site is not that of the consortium",
             fix="use the same data source, or the same data.classes, everywhere",
         )
-    if place.is_hospital:
-        _check_same_data(place.folder / SIGNATURE, experiment.signature())
-        keep_samples(place.folder, experiment)
-        if not (place.folder / "config.toml").exists():  # for withdrawals between rounds
-            write_atomic(place.folder / "config.toml", to_toml(build(terms.config)).encode())
-    method = compose_method(config)
+    _check_same_data(folder / SIGNATURE, experiment.signature())
+    keep_samples(folder, experiment)
+    if not (folder / "config.toml").exists():  # for withdrawals between rounds
+        write_atomic(folder / "config.toml", to_toml(build(terms.config)).encode())
     return SiteRunner(
         experiment,
-        method,
-        place.folder,
-        is_hospital=place.is_hospital,
+        compose_method(config),
+        folder,
+        is_hospital=True,
         sends_diagnostics=settings.diagnostics or not has_own_images,
     )
 
@@ -254,58 +269,7 @@ def _check_same_data(path: Path, signature: str) -> None:
         )
 
 
-@functools.lru_cache(maxsize=1)
-def _cached_runner(terms_text: str, place: SitePlace) -> SiteRunner:
-    """Kept while the process lives: in a site worker for the experiment, else for the run."""
-    terms = Terms.from_json(json.loads(terms_text))
-    return _open_runner(_accept_terms(terms), terms, place)
-
-
 # ---- answers ----
-
-
-def answer(kind: MessageKind, terms: Terms, payload: Payload, place: SitePlace) -> Reply:
-    """A site's reply to one message. At a hospital, errors become reasons."""
-    name = place.settings.name
-    start = time.perf_counter()
-    try:
-        if kind == "model":  # it needs none of the site's data
-            store_model(
-                payload, with_own_weights(_accept_terms(terms), place.settings), place.folder
-            )
-            return Reply(name, Update(name, 0, {}))
-        terms_text = json.dumps(terms.to_json(), sort_keys=True)
-        runner = _cached_runner(terms_text, _shared_place(place))
-        return _reply_to(kind, runner, name, payload)
-    except Exception as error:
-        if not (place.is_hospital or isinstance(error, UpdateError)):
-            raise  # a simulation does not hide bugs
-        bug = None if isinstance(error, FedgscaError | MemoryError) else error
-        log.error("%s of round %d failed: %s", kind, payload.round + 1, error, exc_info=bug)
-        return Reply(name, None, public_reason(error), seconds=time.perf_counter() - start)
-
-
-def _shared_place(place: SitePlace) -> SitePlace:
-    """The same for all sites that share this process, so that they share one runner."""
-    if place.is_hospital:
-        return place
-    settings = place.settings.model_copy(update={"name": "all"})
-    return SitePlace(settings, place.folder, is_hospital=False)
-
-
-def _reply_to(kind: MessageKind, runner: SiteRunner, name: str, payload: Payload) -> Reply:
-    experiment = runner.experiment
-    if name not in experiment.names or name not in experiment.sites:
-        raise UpdateError(
-            "site.unknown-name",
-            f"{name} is not one of the experiment's sites",
-            fix="correct name in site.toml",
-        )
-    if kind == "hello":
-        return Reply(name, Update(name, len(experiment.sites[name]), {}))
-    if kind == "test":
-        return _test_reply(runner, name, payload)
-    return _train_reply(runner, name, payload)
 
 
 def _test_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:
@@ -324,18 +288,17 @@ def _test_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:
 
 
 def _train_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:
-    config = runner.experiment.config
-    since = check_memory(runner.folder, payload.round) if runner.is_hospital else None
-    if runner.is_hospital and config.privacy is not None:
+    since = check_memory(runner.folder, payload.round)
+    if runner.experiment.config.privacy is not None:
         reply = _private_reply(runner, name, payload)
     else:
         reply = runner.run_round(name, payload)
-    if since is not None and reply.update is not None:
-        record_memory(runner.folder, since, payload.round)
-        reply = replace(reply, memory_since=since)
-    if reply.update is not None:  # the hospital's own check: only what is declared leaves
-        check_extras("update", reply.update.extras, runner.method.uploads, runner.experiment.dims)
-    return reply
+    if reply.update is None:
+        return reply
+    record_memory(runner.folder, since, payload.round)
+    # the hospital's own check: only what is declared leaves
+    check_extras("update", reply.update.extras, runner.method.uploads, runner.experiment.dims)
+    return replace(reply, memory_since=since)
 
 
 def _private_reply(runner: SiteRunner, name: str, payload: Payload) -> Reply:

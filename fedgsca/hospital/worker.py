@@ -1,10 +1,10 @@
 """The resident worker of a site: keeps torch, the images and the model between messages.
 
-    python -m fedgsca.hospital.site_worker SITE.toml
+    python -m fedgsca.hospital.worker SITE.toml
 
-The node (flower_node.py) starts it as a child process, and hands it one message after the other
+The node (node.py) starts it as a child process, and hands it one message after the other
 through a pipe; the node itself imports neither torch, MONAI nor numpy for it. The worker answers
-with the same code as every engine (site_answers.py), and ends with the node, or after a while
+with the same code as every engine (answers.py), and ends with the node, or after a while
 without messages. One worker serves one experiment: when the terms, the settings or the data change,
 it asks to be replaced, so that every experiment starts in a fresh process.
 
@@ -71,7 +71,7 @@ def _read_exactly(pipe: IO[bytes], length: int) -> bytes:
 
 def client_of(settings: Path) -> WorkerClient:
     """The client for the worker of this site.toml."""
-    command = [sys.executable, "-P", "-m", "fedgsca.hospital.site_worker", str(settings.resolve())]
+    command = [sys.executable, "-P", "-m", "fedgsca.hospital.worker", str(settings.resolve())]
     return WorkerClient(command)
 
 
@@ -227,7 +227,7 @@ def _own_state(settings_path: Path) -> Iterator[None]:
 
     No other worker writes to the site's folder meanwhile: one that is ending is waited for.
     """
-    from fedgsca.hospital.site_settings import read_settings
+    from fedgsca.hospital.settings import read_settings
 
     restrict_imports(())
     try:
@@ -242,14 +242,15 @@ def _own_state(settings_path: Path) -> Iterator[None]:
 
 
 def _open_site(settings_path: Path) -> Handler:
-    from fedgsca.hospital.site_answers import ResidentSite
+    from fedgsca.hospital.answers import ResidentSite
+    from fedgsca.hospital.settings import read_settings
     from fedgsca.models import build
 
     log.info("ready to train: %s", build.__name__)
-    return ResidentSite(settings_path).answer
+    return ResidentSite(lambda: read_settings(settings_path)).answer
 
 
 if __name__ == "__main__":
-    from fedgsca.hospital import site_worker  # its errors are those that site_answers.py raises
+    from fedgsca.hospital import worker  # its errors are those that answers.py raises
 
-    site_worker.main()
+    worker.main()
