@@ -38,21 +38,21 @@ SOURCES = (
     Source(
         "synthetic",
         "built-in tissue",
-        "501,502,503",
+        "511,512,513",
         ("--set", "data.train=1200", "--set", "data.test=600"),
         is_file=False,
     ),
-    Source("pathmnist_small.npz", "PathMNIST-small, 9 balanced classes", "501,502,503"),
+    Source("pathmnist_small.npz", "PathMNIST-small, 9 balanced classes", "511,512,513"),
     Source(
         "ham10000_small",
         "ham10000_small, 7 classes, 67 % nevi",
-        "501,502",
+        "511,512,513",
         ("--vary", "train.class_balance=0,0.25", "--partition", "stratified"),
     ),
     Source(
         "deepdrid_small",
         "deepdrid_small, 5 grades, 45 % healthy",
-        "501,502",
+        "511,512,513",
         ("--vary", "train.class_balance=0,0.25", "--partition", "stratified"),
     ),
 )

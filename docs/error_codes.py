@@ -153,12 +153,12 @@ def _calls_in_scope(scope: ast.AST, kinds: set[str], path: Path) -> Iterator[Err
 
 
 def _report_of_cases(node: ast.Call, texts: dict[str, str], path: Path) -> Iterator[ErrorCall]:
-    """A call of FileList.report(code, cases, noun, where, fix=...): a DataError about cases."""
+    """A call of FileList.report(code, cases, noun, place, fix=...): a DataError about cases."""
     if len(node.args) != 4 or not isinstance(node.args[0], ast.Constant):
         return
-    code, _, noun, where = (_template(argument, texts) for argument in node.args)
+    code, _, noun, place = (_template(argument, texts) for argument in node.args)
     keywords = {keyword.arg: _template(keyword.value, texts) for keyword in node.keywords}
-    message = f"<root>: <number> {keywords.get('nouns', noun + 's')} {where}: <cases>"
+    message = f"<root>: <number> {keywords.get('nouns', noun + 's')} {place}: <cases>"
     yield ErrorCall(code, message, keywords["fix"], "DataError", path, node.lineno)
 
 

@@ -177,7 +177,7 @@ def _print_findings(audits: list[Audit]) -> None:
 
 
 def explain_unknown_counts(audits: list[Audit]) -> str:
-    """Why a site has labels to review although nobody can tell how many are wrong; or nothing."""
+    """Why a site has labels to review but no number of wrong ones; or nothing."""
     from fedgsca.labels.score import MIN_PER_CLASS
 
     sites = []
@@ -187,19 +187,19 @@ def explain_unknown_counts(audits: list[Audit]) -> str:
     if not sites:
         return ""
     return (
-        f"cannot tell: {join_words(sites)} gave too little evidence to say how many labels are"
-        " wrong, often because a site has few images. The labels to review are a ranking and not a"
-        f" count: of every class, at least {MIN_PER_CLASS} are listed if the evidence doubts so"
-        " many."
+        f"no number: the images of {join_words(sites)} are few, hard, or say little about the"
+        " labels, so that only an interval can be given. The labels to review are a ranking and"
+        f" not a count: of every class, at least {MIN_PER_CLASS} are listed if the evidence doubts"
+        " so many."
     )
 
 
 def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
     summary = audit.summary
     wrong = summary.estimated_wrong
-    count = "cannot tell"
+    count = wrong.text
     if wrong.can_tell:
-        count = f"{wrong.count} ({percent(wrong.count / max(summary.labels, 1))})"
+        count += f" ({percent(wrong.count / max(summary.labels, 1))})"
     interval = f"{wrong.low}–{wrong.high}"
     confusion = DASH
     if summary.confusions:

@@ -312,7 +312,7 @@ def _show_report(report: SourceReport) -> None:
     if report.tree:
         rows = []
         for folder in report.tree:
-            text = _published_text(folder.images, folder.published)
+            text = _published_text(folder.images, folder.published_images)
             rows.append([folder.folder, str(folder.images), text])
         print_table(make_table(["folder", "images", "published"], rows))
     if report.counts:
@@ -348,9 +348,9 @@ def _show_copies(report: SourceReport) -> None:
             images[_MAX_COPIES:] = [f"and {len(images) - _MAX_COPIES} more"]
         print_line(f"  {finding.kind}: {', '.join(images)}")
     is_longer = any(count > _MAX_SETS for count in num_sets.values())
-    if is_longer and not report.saved:
+    if is_longer and not report.saved_files:
         print_line(f"  all {len(report.copies)} sets: add --save FOLDER")
-    for path in report.saved:
+    for path in report.saved_files:
         print_line(f"saved   {path}", "bold")
 
 
@@ -361,9 +361,9 @@ def _show_contents(report: SourceReport) -> None:
         pixels = "features only"
     print_line(f"{report.name}: {total} images, {pixels}, {len(report.classes)} classes", "bold")
     print_table(_count_table(report))
-    if report.stored:
-        sizes = [f"{size} ({count})" for size, count in report.stored[:4]]
-        if len(report.stored) > 4:
+    if report.file_sizes:
+        sizes = [f"{size} ({count})" for size, count in report.file_sizes[:4]]
+        if len(report.file_sizes) > 4:
             sizes.append("...")
         print_line(f"files   {', '.join(sizes)}")
     if report.groups is not None:
@@ -390,7 +390,7 @@ def _count_table(report: SourceReport) -> Table:
         counts.append(sum(classes.values()))
         header.append(split)
         columns.append([str(count) for count in counts])
-        published_counts = report.published.get(split)
+        published_counts = report.published_counts.get(split)
         if published_counts:
             texts = []
             for name, count in zip(names, counts, strict=True):

@@ -38,6 +38,9 @@ from fedgsca.support.text import join_words, plural
 _MAX_WINDOWLESS = 3  # names of DICOM files without a window
 _MIN_TRAIN_IMAGES = 10  # a class with fewer training images can hardly be learned
 
+# field of a report -> its key in JSON, where these differ
+_JSON_KEYS = {"file_sizes": "stored", "published_counts": "published", "saved_files": "saved"}
+
 Counts = Mapping[str, Mapping[str, int]]  # split -> class (or "all") -> images
 
 
@@ -52,7 +55,7 @@ class SourceProblem:
 
 @dataclass(frozen=True)
 class SourceReport:
-    """The result of a check; its fields are the keys of `fedgsca data check --json`."""
+    """The result of a check; `ok` means that a run would start."""
 
     source: str
     name: str = ""
@@ -61,7 +64,7 @@ class SourceReport:
     # (height, width, channels) as trained on
     shape: tuple[int, ...] = ()
     # ("2592x1728", 6311): sizes of the files, most frequent first
-    stored: tuple[tuple[str, int], ...] = ()
+    file_sizes: tuple[tuple[str, int], ...] = ()
     groups: int | None = None
     group_word: str = "group"
     # site -> images
@@ -78,12 +81,12 @@ class SourceReport:
     tree: tuple[FolderCount, ...] = ()
     # name and sha256 of the csv, xlsx or json files that were read
     lists: tuple[tuple[str, str], ...] = ()
-    published: Counts = field(default_factory=dict)
+    published_counts: Counts = field(default_factory=dict)
     published_sites: Mapping[str, int] = field(default_factory=dict)
     # identical images, near-duplicates, and groups in several splits
     copies: tuple[CopyFinding, ...] = ()
     # files that --save has written
-    saved: tuple[str, ...] = ()
+    saved_files: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -92,7 +95,10 @@ class SourceReport:
 
     def to_json(self) -> dict[str, object]:
         """The report as `fedgsca data check --json` prints it."""
-        return {"ok": self.ok, **asdict(self)}
+        tree = {_JSON_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        for folder in tree["tree"]:
+            folder["published"] = folder.pop("published_images")
+        return {"ok": self.ok, **tree}
 
 
 def check_source(
@@ -162,7 +168,7 @@ def _check_file_list(
         except FedgscaError as error:
             problems.append(_problem(error))
         notes = report.notes + _window_notes(usable, images)
-        report = replace(report, stored=_count_sizes(images), notes=notes)
+        report = replace(report, file_sizes=_count_sizes(images), notes=notes)
     report = replace(report, problems=tuple(problems), bad=tuple(bad_files))
     return _add_published(report, usable)
 
@@ -200,7 +206,7 @@ def _add_published(report: SourceReport, file_list: FileList) -> SourceReport:
         warnings=warnings,
         tree=tuple(file_list.folders),
         lists=tuple((path.name, sha256_file(path)) for path in file_list.source_files),
-        published=file_list.published_counts,
+        published_counts=file_list.published_counts,
         published_sites=file_list.published_sites,
     )
 
@@ -230,7 +236,7 @@ def _describe_table(
         notes=tuple(note for note in table.notes if note not in spelling),
         warnings=tuple(warnings),
         copies=tuple(copies),
-        saved=tuple(map(str, files)),
+        saved_files=tuple(map(str, files)),
     )
 
 

@@ -153,11 +153,15 @@ def _finding(kind: str, table: ImageTable, rows: np.ndarray) -> CopyFinding:
     return CopyFinding(kind, tuple(images))
 
 
+def _differ(name: str, images: Sequence[ImageCopy]) -> bool:
+    return len({getattr(image, name) for image in images}) > 1
+
+
 def copy_warnings(findings: Sequence[CopyFinding]) -> list[str]:
     """Warnings about identical and near-identical images, as counts."""
     identical = [finding.images for finding in findings if finding.kind == IDENTICAL]
-    across_splits = [images for images in identical if len({image.split for image in images}) > 1]
-    across_labels = [images for images in identical if len({image.label for image in images}) > 1]
+    across_splits = [images for images in identical if _differ("split", images)]
+    across_labels = [images for images in identical if _differ("label", images)]
     warnings = []
     if across_splits:
         splits = [image.split for image in itertools.chain.from_iterable(across_splits)]

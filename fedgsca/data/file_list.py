@@ -57,7 +57,7 @@ class FolderCount:
 
     folder: str
     images: int
-    published: int | None = None
+    published_images: int | None = None
 
 
 @dataclass
@@ -102,7 +102,7 @@ class FileList:
         code: str,
         cases: Collection[str],
         noun: str,
-        where: str,
+        place: str,
         *,
         fix: str,
         nouns: str | None = None,
@@ -110,7 +110,7 @@ class FileList:
         """Collect a problem of several cases, if there are any: how many, where, the first few."""
         if cases:
             count = plural(len(cases), noun, nouns)
-            message = f"{self.root}: {count} {where}: {show_cases(cases)}"
+            message = f"{self.root}: {count} {place}: {show_cases(cases)}"
             self.add_problem(DataError(code, message, fix=fix))
 
     def check_duplicates(self, lines: Sequence[int] | None = None) -> None:

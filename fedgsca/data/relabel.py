@@ -194,12 +194,12 @@ def _check_labels(
         if row is not None or not is_part:
             names |= {line.label}
     train_ids = [str(table.ids[row]) for row in table.rows("train")]
-    unknown = [name for name in names if class_index(name, table.classes) is None]
+    unknown_names = [name for name in names if class_index(name, table.classes) is None]
     cases = {
         "val or test images with another label (these labels are locked)": locked_cases,
         "unknown ids": [] if is_part else [name for name in lines if name not in row_of],
         "training images without a label": [name for name in train_ids if name not in lines],
-        "unknown classes": sorted(unknown),
+        "unknown classes": sorted(unknown_names),
     }
     problems = []
     for title, examples in cases.items():

@@ -459,13 +459,20 @@ class WrongEstimate(Record):
     count: int
     low: int
     high: int
-    # True: the images say too little about the labels, and the numbers mean nothing
+    # True: the images say too little about the labels, or the interval is too wide for a number
     is_unsure: bool | None = None
 
     @property
     def can_tell(self) -> bool:
-        """Whether the numbers mean anything."""
+        """Whether `count` means anything."""
         return not self.is_unsure
+
+    @property
+    def text(self) -> str:
+        """The number, or all that can be said about it."""
+        if self.can_tell:
+            return f"{self.count:,}"
+        return f"at least {self.low:,}" if self.low else CANNOT_TELL
 
 
 # what an audit can say about a class: `estimated_wrong` counts wrong labels; nothing; or nearly all

@@ -277,7 +277,7 @@ def _describe_policy(
 ) -> str:
     """Whose labels count, in words for the log."""
     policy = "unanimous"
-    agreements = [one for outcome in outcomes.values() for one in outcome.agreements.values()]
+    agreements = chain.from_iterable(outcome.agreements.values() for outcome in outcomes.values())
     if any(decisions[0].adjudication for decisions in agreements):
         policy += ", else the adjudication"
     if prefer is not None:
@@ -291,8 +291,8 @@ def _choose_file(site_data: SiteData, run: Path, out: Path | None) -> Path:
     """`out`, which must not exist yet, or by default an unused name beside the original."""
     if out is None:
         path = _default_file(site_data, run)
-        numbered = (path.with_name(f"{path.stem}-{number}.csv") for number in count(2))
-        return next(file for file in chain([path], numbered) if not _is_in_use(file))
+        other_paths = (path.with_name(f"{path.stem}-{number}.csv") for number in count(2))
+        return next(file for file in chain([path], other_paths) if not _is_in_use(file))
     if _is_in_use(out):
         raise RunFolderError(
             "file.already-exists",
@@ -383,7 +383,7 @@ def _read_original(site_data: SiteData) -> CsvTable | None:
 def _rename_marks(sheet: CsvTable, root: Path) -> CsvTable:
     """Marks that names.toml calls otherwise get their usual names, which --labels knows, too."""
     own_names = read_folder_names(root, COLUMNS).columns
-    names = {own: name for own, name in own_names.items() if name in _MARK_COLUMNS}
+    names = {key: name for key, name in own_names.items() if name in _MARK_COLUMNS}
     columns = zip(sheet.columns, sheet.header, strict=True)
     header = tuple(names.get(column, own_name) for column, own_name in columns)
     return replace(rename_columns(sheet, names), header=header)

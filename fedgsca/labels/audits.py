@@ -73,9 +73,6 @@ def audit_run(
 ) -> list[Audit]:
     """Rank the labels of a run's sites by how wrong they look, and write one audit folder per site.
 
-    Each audit has its folder (`path`), the number of labels to review (`num_suspects`), numbers
-    about all labels (`summary`), and `suspects()`, which reads them from the disk one at a time.
-
     Parameters
     ----------
     run_folder
@@ -86,10 +83,8 @@ def audit_run(
         Folder for the audits; default: `audit` in the run's folder.
     data, labels
         Where the images and the csv of labels are now, if they were moved since the run.
-    quota
-        Share of the labels on the priority list, 0 to 1.
-    review
-        In place of a share: exactly so many labels, the first of the ranking.
+    quota, review
+        Share of the labels on the priority list, 0 to 1; or exactly so many, the first ones.
     second_opinions
         "neighbours", "regression" or both.
     on_site, on_warning

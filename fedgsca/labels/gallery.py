@@ -86,10 +86,10 @@ def _lead_sentences(summary: LabelSummary) -> list[str]:
         f" and {wrong.high} is plausible."
     )
     if not wrong.can_tell:
+        least = f"At least {wrong.low}" if wrong.low else "Nobody can tell how many"
         estimate = (
-            f"How many of the {summary.labels} labels are wrong cannot be told: the images say too"
-            f" little about the labels, and between {wrong.low} and {wrong.high} is plausible. The"
-            " list is ordered all the same."
+            f"{least} of {summary.labels} labels look wrong; up to {wrong.high} is plausible:"
+            " many images are hard, or say little about the label. The list is ordered anyway."
         )
     return [
         estimate,
@@ -129,8 +129,7 @@ def describe_findings(summary: LabelSummary) -> list[str]:
 
 def _estimate_texts(wrong: WrongEstimate) -> tuple[str, str]:
     """The number of wrong labels and its interval."""
-    count = f"{wrong.count:,}" if wrong.can_tell else "cannot tell"
-    return count, f"{wrong.low:,} to {wrong.high:,}"
+    return wrong.text, f"{wrong.low:,} to {wrong.high:,}"
 
 
 def _tiles(summary: LabelSummary) -> list[Tile]:

@@ -87,7 +87,7 @@ class CountModels:
     # what the better judge explains of labels that it has not seen; 0 or less: nothing
     share_explained: float
     # (n,) bool: labels that the judges together contradict
-    contradicted: np.ndarray
+    contradictions: np.ndarray
     # (n,) bool: labels that a person has checked, which are right; None: none of them
     certain: np.ndarray | None = None
 
@@ -134,8 +134,8 @@ def fit_models(
     doubts = np.stack(suspicions)
     if review is not None:
         weights = weights + _explain_review(doubts, current, review)
-    contradicted = evidence.opinion().argmax(axis=1) != given
-    return CountModels(doubts, weights, evidence.share_explained, contradicted, certain)
+    contradictions = evidence.opinion().argmax(axis=1) != given
+    return CountModels(doubts, weights, evidence.share_explained, contradictions, certain)
 
 
 def _explain_review(doubts: np.ndarray, given: np.ndarray, review: CheckedLabels) -> np.ndarray:
@@ -192,7 +192,7 @@ def _estimate_part(models: CountModels, mask: np.ndarray | None) -> WrongShare:
     if mask is None:
         mask = np.ones(models.suspicions.shape[1], bool)
     doubtful = mask if models.certain is None else mask & ~models.certain
-    estimate = _estimate(models.suspicions[:, doubtful], models.contradicted[doubtful], models)
+    estimate = _estimate(models.suspicions[:, doubtful], models.contradictions[doubtful], models)
     factor = int(doubtful.sum()) / max(int(mask.sum()), 1)
     return replace(
         estimate,
@@ -202,7 +202,9 @@ def _estimate_part(models: CountModels, mask: np.ndarray | None) -> WrongShare:
     )
 
 
-def _estimate(suspicions: np.ndarray, contradicted: np.ndarray, models: CountModels) -> WrongShare:
+def _estimate(
+    suspicions: np.ndarray, contradictions: np.ndarray, models: CountModels
+) -> WrongShare:
     """Share and interval of m labels, from the models' suspicions (M, m)."""
     n = suspicions.shape[1]
     if n == 0:
@@ -221,7 +223,7 @@ def _estimate(suspicions: np.ndarray, contradicted: np.ndarray, models: CountMod
     highest = max(share, float(shares[order[last]]))
     low = max(0.0, lowest - _margin(lowest, variance, n))
     high = min(1.0, highest + _margin(highest, variance, n))
-    return WrongShare(share, low, max(high, float(contradicted.mean())), True)
+    return WrongShare(share, low, max(high, float(contradictions.mean())), True)
 
 
 def _margin(share: float, variance: float, n: int) -> float:

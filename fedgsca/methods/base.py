@@ -211,6 +211,61 @@ class Method(Protocol):
         return update
 
 
+class WrappedMethod(Method):
+    """A method with something beside it; what is not overridden is the method's own.
+
+    In states and messages, the names of what is beside it begin with `prefix`, and the method does
+    not see them.
+    """
+
+    name = ""  # that of the method
+    prefix: ClassVar[str]
+
+    def __init__(self, method: Method) -> None:
+        super().__init__(method.options, method.rounds)
+        self.method = method
+        # the declarations of a method are attributes of its class; here they are the method's own
+        names = ("name", "card", "head", "logged", "late", "uploads", "downloads")
+        vars(self).update({name: getattr(method, name) for name in names})
+
+    def start(self, weights: Arrays, seed: int) -> ServerState:
+        """As the method starts."""
+        return self.method.start(weights, seed)
+
+    def broadcast(self, state: ServerState, round: int) -> Payload:
+        """The method's message."""
+        return self.method.broadcast(self.split_state(state)[0], round)
+
+    def local_update(self, payload: Payload, site: Site) -> Update:
+        """The method's round."""
+        return self.method.local_update(payload, site)
+
+    def asks_all_sites(self, state: ServerState) -> bool:
+        """As the method asks."""
+        return self.method.asks_all_sites(self.split_state(state)[0])
+
+    def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
+        """What the method remembers."""
+        return self.method.new_memory(samples, site, seed)
+
+    def trim_late(self, update: Update) -> Update:
+        """As the method trims."""
+        return self.method.trim_late(update)
+
+    def split(self, extras: Arrays) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """(of the method, of what is beside it)."""
+        own_extras: dict[str, np.ndarray] = {}
+        other_extras: dict[str, np.ndarray] = {}
+        for name, array in extras.items():
+            (other_extras if name.startswith(self.prefix) else own_extras)[name] = array
+        return own_extras, other_extras
+
+    def split_state(self, state: ServerState) -> tuple[ServerState, dict[str, np.ndarray]]:
+        """The state as the method knows it, and what is beside it."""
+        own_extras, other_extras = self.split(state.extras)
+        return replace(state, extras=own_extras), other_extras
+
+
 M = TypeVar("M", bound=type)
 
 

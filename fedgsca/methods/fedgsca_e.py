@@ -8,7 +8,7 @@ One round at site k, given theta:
 
     A  r, and what its judges explain of labels that they have not seen         site.evidence
        too little: all labels come equally often
-    B  b_i(c) = r_i(c) / share of c, normalised: r if all classes were equally frequent (Eq. 11)
+    B  b_i(c) = r_i(c) / share of c, normalised: r if all classes were equally frequent
        w_i = max(r_i(y_i), b_i(y_i))                                            plausibility
     C  theta_k <- E epochs of SGD on the given labels, drawn in proportion to w_i
 

@@ -89,9 +89,12 @@ def test_audit_run_refuses_a_wrong_quota_and_opinion(finished_run: Path) -> None
         assert error.value.code == code
 
 
-def test_the_gallery_needs_nothing_else(finished_run: Path) -> None:
-    audit(finished_run, "--site", "site-3", "--second-opinion", "neighbours")
-    page = (finished_run / "audit" / "site-3" / "gallery.html").read_text()
+def test_the_gallery_needs_nothing_else(tmp_path: Path) -> None:
+    backbone = "efficientnet-lite0"
+    config = toy_config("fedgsca-e", train__rounds=8, train__lr=0.05, evidence__backbone=backbone)
+    run(config, tmp_path)
+    audit(tmp_path, "--site", "site-3", "--second-opinion", "neighbours")
+    page = (tmp_path / "audit" / "site-3" / "gallery.html").read_text()
     assert "stays at the site" in page and "nearest neighbours say" in page
     assert re.findall(r'(?:src|href)="(?!data:|#)', page) == []
     assert "<script" not in page and len(page) < 5_000_000

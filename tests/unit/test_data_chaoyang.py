@@ -138,8 +138,8 @@ def test_a_slide_on_both_sides_is_reported(root: Path) -> None:
 def test_check_compares_with_the_published_numbers(complete_root: Path) -> None:
     report = check_source(f"chaoyang:{complete_root}", label="released", fast=True)
     assert (
-        report.published["train"]["adenocarcinoma"] == 1404
-        and report.published["test"]["all"] == 2139
+        report.published_counts["train"]["adenocarcinoma"] == 1404
+        and report.published_counts["test"]["all"] == 2139
     )
     assert [name for name, _ in report.lists] == [
         "train.json",

@@ -35,7 +35,7 @@ def test_sound_folder(root: Path) -> None:
     report = check_source(str(root))
     assert report.ok and report.problems == () and report.warnings == ()
     assert report.counts == {"train": {"a": 16, "b": 16}, "test": {"a": 4, "b": 4}}
-    assert report.stored == (("12x10", 40),) and report.shape == (10, 10, 3)
+    assert report.file_sizes == (("12x10", 40),) and report.shape == (10, 10, 3)
     assert report.groups == 10 and report.sites == {"north": 26, "south": 14}
     assert json.loads(json.dumps(report.to_json()))["ok"] is True
 

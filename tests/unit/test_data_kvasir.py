@@ -164,7 +164,7 @@ def test_real_lists_as_published(tmp_path: Path) -> None:
         "C": 2532,
         "D": 2529,
     }
-    for split, classes in report.published.items():
+    for split, classes in report.published_counts.items():
         assert {**report.counts[split], "all": sum(report.counts[split].values())} == classes
     leak = "2894 of 2894 test images come from a video that is also in the training set"
     assert leak in report.warnings

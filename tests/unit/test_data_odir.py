@@ -116,7 +116,9 @@ def test_check_compares_with_the_published_numbers(complete_root: Path) -> None:
         and report.groups == 56
     )
     assert report.tree[0] == FolderCount("Training Set/Images/", 64, 7000)
-    assert report.published["train"] == {"all": 7000, "Normal": 2280} and len(report.lists) == 3
+    assert (
+        report.published_counts["train"] == {"all": 7000, "Normal": 2280} and len(report.lists) == 3
+    )
     assert any("instead of 7000" in warning for warning in report.warnings)
 
 

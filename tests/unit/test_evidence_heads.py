@@ -18,8 +18,6 @@ from fedgsca.evidence import (
     balance_classes,
     draw_holdout,
     estimate_transition,
-    expected_counts,
-    expected_f1,
     gaussian_kernel,
     head_targets,
     judge,
@@ -28,12 +26,12 @@ from fedgsca.evidence import (
     label_losses,
     layer_normalise,
     normalise_mix,
-    pool_small_classes,
     sharpen,
     suspicion,
     symmetric_matrix,
     train_heads,
 )
+from fedgsca.methods.parts.holdout import expected_counts, expected_f1, pool_small_classes
 from fedgsca.metrics import auroc
 from fedgsca.rng import stream
 

@@ -139,3 +139,15 @@ def test_what_is_no_count_is_said_in_sentences() -> None:
 @pytest.mark.parametrize(("p", "level"), [(0.95, "strong"), (0.7, "moderate"), (0.2, "weak")])
 def test_people_are_shown_levels(p: float, level: str) -> None:
     assert evidence_level(p) == level
+
+
+@pytest.mark.parametrize(
+    ("estimate", "text"),
+    [
+        (WrongEstimate(64, 45, 1081), "64"),
+        (WrongEstimate(1064, 45, 1081, is_unsure=True), "at least 45"),
+        (WrongEstimate(64, 0, 181, is_unsure=True), "cannot tell"),
+    ],
+)
+def test_a_number_is_given_only_where_there_is_one(estimate: WrongEstimate, text: str) -> None:
+    assert estimate.text == text

@@ -10,6 +10,7 @@ import pytest
 from fedgsca.federation.rounds import run
 from fedgsca.methods.base import make_method
 from fedgsca.methods.parts.server_steps import TAU, MethodWithServerSteps
+from fedgsca.methods.site import Samples
 from fedgsca.methods.site_store import Store
 from fedgsca.wire import Update
 from tests.toys import toy_config
@@ -63,3 +64,13 @@ def test_fedbn_keeps_its_layers_at_the_site(tmp_path: Path) -> None:
     run(plain, tmp_path / "b")
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert models[0] != models[1]
+
+
+def test_the_memory_of_new_samples_is_that_of_the_method() -> None:
+    """When a patient leaves, FedCorr's labels and losses follow the samples that stay."""
+    method = make_method("fedcorr", {}, 9)
+    labels = np.array([0, 1, 1])
+    samples = Samples(np.zeros((3, 2), np.float32), labels, 2)
+    memory = MethodWithServerSteps(method, "adam", 0.1).new_memory(samples, "a", 0)
+    assert set(memory) == set(method.new_memory(samples, "a", 0)) == {"", "elr"}
+    assert np.array_equal(memory[""]["labels"], labels)

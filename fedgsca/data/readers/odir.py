@@ -204,7 +204,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     fix = f"write {', '.join(columns)} in the first line of the first sheet"
     require_columns(path, table, columns, fix=fix)
     names = [fold_name(name) for name in columns]
-    return [row for row in table.rows if any(row.cells[name] for name in names)]
+    return [row for row in table.rows if any(map(row.cells.get, names))]
 
 
 def _class_of_patient(cells: Mapping[str, str]) -> str:

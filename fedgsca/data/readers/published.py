@@ -152,8 +152,9 @@ def published_warnings(file_list: FileList) -> list[str]:
             if count != number:
                 differences.append(f"{name} in {split}: {count} instead of {number}")
     for folder in file_list.folders:
-        if folder.published not in (None, folder.images):
-            differences.append(f"{folder.folder}: {folder.images} instead of {folder.published}")
+        total = folder.published_images
+        if total not in (None, folder.images):
+            differences.append(f"{folder.folder}: {folder.images} instead of {total}")
     if not differences:
         return []
     examples = "; ".join(differences[:4])

@@ -348,7 +348,7 @@ class Session:
                 f"the image {name} is not the one that was audited",
                 fix="run `fedgsca audit` again, then start the review again",
             )
-        seen = body.get("seen")
+        replaced_time = body.get("seen")
         decision = Decision.about(
             suspect,
             self._read_label(suspect, body),
@@ -362,7 +362,9 @@ class Session:
         event = "adjudication" if self.is_adjudication else "decision"
         # first: what is not in the trail does not happen
         self._note(event, row=decision.row, request=decision.request)
-        line = self.decisions.add(decision, replaces=seen if isinstance(seen, str) else None)
+        line = self.decisions.add(
+            decision, replaces=replaced_time if isinstance(replaced_time, str) else None
+        )
         item = self._item(suspect, line, not self.blind or self.is_complete())
         return {"saved": True, "item": item, "progress": self.progress().to_json()}
 
@@ -425,11 +427,11 @@ class Session:
             for pair in tree["agreement"]:
                 pair["conflicts"] = len(pair["conflicts"])
         else:
-            own = {name: one for name, one in tree["reviewers"].items() if name == self.reviewer}
-            tree |= {"agreement": [], "reviewers": own}
-            if self.blind and own:
-                own[self.reviewer]["actions"] = {"unsure": own[self.reviewer]["actions"]["unsure"]}
-                own[self.reviewer]["confusions"] = []
+            summary = tree["reviewers"].get(self.reviewer)
+            tree |= {"agreement": [], "reviewers": {self.reviewer: summary} if summary else {}}
+            if self.blind and summary:
+                summary["actions"] = {"unsure": summary["actions"]["unsure"]}
+                summary["confusions"] = []
         return {**tree, "complete": is_complete, "progress": self.progress().to_json()}
 
 

@@ -35,7 +35,7 @@ from fedgsca.evidence import (
     train_heads,
 )
 from fedgsca.methods.aggregate import WeightedMean
-from fedgsca.methods.base import Method, SampleMemory, ServerState
+from fedgsca.methods.base import Method, SampleMemory, ServerState, WrappedMethod
 from fedgsca.methods.parts import holdout
 from fedgsca.methods.parts.evidence_store import (
     NOTE_PREFIX,
@@ -47,7 +47,6 @@ from fedgsca.methods.site import LabelEvidence, Samples, Site
 from fedgsca.methods.train import evaluate_site
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload, Update
 
-PREFIX = "evidence."
 _MEMORY = "evidence"  # part of a site's store
 # earlier heads know too little; a shorter run judges from its first renewal on
 FIRST_JUDGED_ROUND = 3
@@ -79,10 +78,10 @@ UPLOADS: Mapping[str, Extra] = {
 DOWNLOADS: Mapping[str, Extra] = _HEAD_EXTRAS
 
 
-class MethodWithHeads(Method):
+class MethodWithHeads(WrappedMethod):
     """A method with evidence heads beside it. See the text of this module."""
 
-    name = ""  # that of the method
+    prefix = "evidence."
 
     def __init__(
         self,
@@ -97,31 +96,18 @@ class MethodWithHeads(Method):
         The method does not train on `holdout_share` of each site's samples. `keeps_heads`: the
         heads are sent to the end of the run, for sites that have never seen them.
         """
-        super().__init__(method.options, method.rounds)
-        self.method = method
+        super().__init__(method)
         self.renewal_rounds = renewal_rounds
         self.holdout_share = holdout_share
         self.keeps_heads = keeps_heads
-        # the declarations of a method are attributes of its class; here they are the method's own
-        vars(self).update(
-            name=method.name,
-            card=method.card,
-            head=method.head,
-            logged=method.logged,
-            late=method.late,
-            uploads={**method.uploads, **UPLOADS},
-            downloads={**method.downloads, **DOWNLOADS},
-        )
+        vars(self)["uploads"] = {**method.uploads, **UPLOADS}
+        vars(self)["downloads"] = {**method.downloads, **DOWNLOADS}
 
     # ---- server ----
 
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """As the method starts; the heads start at zero, at the sites."""
-        return self.method.start(weights, seed)
-
     def broadcast(self, state: ServerState, round: int) -> Payload:
         """The method's message, and the heads."""
-        method_state, evidence = _split_state(state)
+        method_state, evidence = self.split_state(state)
         payload = self.method.broadcast(method_state, round)
         # a site that missed the last renewal judges its labels in the round after it
         if not (self._is_training(round - 1) or self.keeps_heads):
@@ -131,20 +117,23 @@ class MethodWithHeads(Method):
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """The method's next state, and the evidence of all sites."""
-        method_state, evidence = _split_state(state)
+        method_state, evidence = self.split_state(state)
         sums = EvidenceSums()
-        next_state = self.method.aggregate(method_state, sums.take_from(updates))
+        next_state = self.method.aggregate(method_state, self._take_evidence(updates, sums))
         evidence = {**sums.add_to(evidence), **sums.scores.to_state(state.round)}
         return replace(next_state, extras={**next_state.extras, **evidence})
 
-    def asks_all_sites(self, state: ServerState) -> bool:
-        """As the method asks."""
-        return self.method.asks_all_sites(_split_state(state)[0])
+    def _take_evidence(self, updates: Iterable[Update], sums: EvidenceSums) -> Iterator[Update]:
+        """The updates without their evidence, which is added to the sums."""
+        for update in updates:
+            own_extras, evidence = self.split(update.extras)
+            sums.add(evidence, update.num_samples)
+            yield replace(update, extras=own_extras)
 
     def trim_late(self, update: Update) -> Update:
         """Without the heads: they belong to their own round."""
         update = self.method.trim_late(update)
-        return replace(update, extras=_split_extras(update.extras)[1])
+        return replace(update, extras=self.split(update.extras)[0])
 
     def new_memory(self, samples: Samples, site: str, seed: int) -> SampleMemory:
         """Folds by content, opinions that favour no class, and the given label as posterior."""
@@ -164,7 +153,7 @@ class MethodWithHeads(Method):
 
     def local_update(self, payload: Payload, site: Site) -> Update:
         """Judge the labels, then the method's own round, then train the heads."""
-        head_arrays, own_extras = _split_extras(payload.extras)
+        own_extras, head_arrays = self.split(payload.extras)
         payload = replace(payload, extras=own_extras)
         if site.num_samples == 0:
             return self.method.local_update(payload, site)
@@ -215,31 +204,12 @@ class MethodWithHeads(Method):
 # ---- the server's part ----
 
 
-def _split_extras(extras: Arrays) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """(of the evidence, of the method)."""
-    evidence = {name: array for name, array in extras.items() if name.startswith(PREFIX)}
-    own_extras = {name: array for name, array in extras.items() if name not in evidence}
-    return evidence, own_extras
-
-
-def _split_state(state: ServerState) -> tuple[ServerState, dict[str, np.ndarray]]:
-    evidence, own_extras = _split_extras(state.extras)
-    return replace(state, extras=own_extras), evidence
-
-
 class EvidenceSums:
     """What the sites of one round send about the evidence, added up as it arrives."""
 
     def __init__(self) -> None:
         self.heads = WeightedMean()
         self.scores = holdout.ScoreSums()
-
-    def take_from(self, updates: Iterable[Update]) -> Iterator[Update]:
-        """The updates without their evidence, which is added."""
-        for update in updates:
-            evidence, own_extras = _split_extras(update.extras)
-            self.add(evidence, update.num_samples)
-            yield replace(update, extras=own_extras)
 
     def add(self, evidence: Arrays, num_samples: int) -> None:
         """Add the evidence of one site."""

@@ -4,7 +4,7 @@ With `evidence.holdout` > 0, the wrapped method sees a site without its held-out
 evidence heads see them all, because each sample is judged by a head that never trained on it. From
 the first posterior on, a site counts what it expects of the received model on these samples:
 
-    up    expected_counts, expected_rest   see fedgsca/evidence.py; the server adds them up
+    up    expected_counts, expected_rest   of every class; the server adds them up
     log   expected_f1 of round t - 1       the macro F1 that is expected, without a true label
 """
 
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedgsca.evidence import expected_counts, expected_f1, pool_small_classes
+from fedgsca.evidence import TINY
 from fedgsca.methods.site import Samples, Site
 from fedgsca.methods.train import evaluate
 from fedgsca.wire import SMALLEST_GROUP, Arrays, Extra, Payload
@@ -144,3 +144,48 @@ def read_score(extras: Arrays, round: int) -> float | None:
     if SCORE not in extras or int(extras[SCORE_ROUND]) != round:
         return None
     return float(extras[SCORE])
+
+
+# ---- a score without true labels ----
+
+
+def expected_counts(posterior: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+    """(3, C): expected true positives, expected members and predictions of every class.
+
+    posterior (n, C) of samples that did not train the model, predictions (n,) of the model. Sums
+    over sites are sums of these counts.
+    """
+    onehot = np.eye(posterior.shape[1])[predictions]
+    hits = (posterior * onehot).sum(axis=0)
+    return np.stack([hits, posterior.sum(axis=0), onehot.sum(axis=0)])
+
+
+def pool_small_classes(counts: np.ndarray, smallest: float) -> tuple[np.ndarray, np.ndarray]:
+    """`expected_counts` (3, C) as they may leave a site: (3, C) and the remainder (3,).
+
+    A class with fewer than `smallest` expected members is NaN and part of the remainder, the sum
+    over all such classes; the remainder is NaN if it is too small, too.
+    """
+    is_small = counts[1] < smallest
+    remainder = counts[:, is_small].sum(axis=1)
+    if remainder[1] < smallest:
+        remainder = np.full(3, np.nan)
+    return np.where(is_small, np.nan, counts), remainder
+
+
+def expected_f1(counts: np.ndarray, remainder: np.ndarray | None = None) -> float:
+    """Macro F1 between 0 and 1 from `expected_counts`, over classes with half a sample or more.
+
+    With the remainder (3,) of `pool_small_classes`, summed over the sites, the classes that no site
+    reports count as one: they share one F1, with the weight of their number.
+    """
+    hits, members, predictions = counts
+    is_present = members >= 0.5
+    scores = 2.0 * hits / np.maximum(members + predictions, TINY)
+    total = float(scores[is_present].sum())
+    num_classes = int(is_present.sum())
+    if remainder is not None and remainder[1] >= 0.5:
+        num_absent = max(counts.shape[1] - num_classes, 1)
+        total += num_absent * float(2.0 * remainder[0] / max(remainder[1] + remainder[2], TINY))
+        num_classes += num_absent
+    return total / num_classes if num_classes else 0.0

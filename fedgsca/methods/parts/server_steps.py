@@ -16,51 +16,26 @@ from dataclasses import replace
 import numpy as np
 
 from fedgsca.methods.aggregate import is_buffer
-from fedgsca.methods.base import Method, ServerState
-from fedgsca.methods.site import Site
-from fedgsca.wire import Arrays, Payload, Update
+from fedgsca.methods.base import Method, ServerState, WrappedMethod
+from fedgsca.wire import Arrays, Update
 
 MOMENTUM, FIRST, SECOND, TAU = 0.9, 0.9, 0.99, 1e-3
-_PREFIX = "server."
 
 
-class MethodWithServerSteps(Method):
-    """A method whose next model is a step of the server instead of the mean."""
+class MethodWithServerSteps(WrappedMethod):
+    """A method whose next model is a step of the server instead of the mean; moments stay there."""
 
-    name = ""  # that of the method
+    prefix = "server."
 
     def __init__(self, method: Method, kind: str, rate: float) -> None:
         """`kind` is momentum or adam, `rate` the eta of the server."""
-        super().__init__(method.options, method.rounds)
-        self.method = method
+        super().__init__(method)
         self.kind = kind
         self.rate = rate
-        names = ("name", "card", "head", "logged", "late", "uploads", "downloads")
-        vars(self).update({name: getattr(method, name) for name in names})
-
-    def start(self, weights: Arrays, seed: int) -> ServerState:
-        """As the method starts; all moments are zero."""
-        return self.method.start(weights, seed)
-
-    def broadcast(self, state: ServerState, round: int) -> Payload:
-        """The method's message; moments stay at the server."""
-        return self.method.broadcast(_split_moments(state)[0], round)
-
-    def local_update(self, payload: Payload, site: Site) -> Update:
-        """The method's round."""
-        return self.method.local_update(payload, site)
-
-    def asks_all_sites(self, state: ServerState) -> bool:
-        """As the method asks."""
-        return self.method.asks_all_sites(_split_moments(state)[0])
-
-    def trim_late(self, update: Update) -> Update:
-        """As the method trims."""
-        return self.method.trim_late(update)
 
     def aggregate(self, state: ServerState, updates: Iterable[Update]) -> ServerState:
         """A step from the model of the round towards the method's next one."""
-        method_state, moments = _split_moments(state)
+        method_state, moments = self.split_state(state)
         next_state = self.method.aggregate(method_state, updates)
         weights = dict(next_state.weights)
         next_moments: dict[str, np.ndarray] = {}
@@ -80,7 +55,7 @@ class MethodWithServerSteps(Method):
         self, name: str, change: np.ndarray, moments: Arrays
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """The direction of one array, and its next moments."""
-        first_key, second_key = f"{_PREFIX}first.{name}", f"{_PREFIX}second.{name}"
+        first_key, second_key = f"{self.prefix}first.{name}", f"{self.prefix}second.{name}"
         first = moments.get(first_key, np.zeros_like(change))
         if self.kind == "momentum":
             first = MOMENTUM * first + change
@@ -89,12 +64,3 @@ class MethodWithServerSteps(Method):
         first = FIRST * first + (1 - FIRST) * change
         second = SECOND * second + (1 - SECOND) * change**2
         return first / (np.sqrt(second) + TAU), {first_key: first, second_key: second}
-
-
-def _split_moments(state: ServerState) -> tuple[ServerState, dict[str, np.ndarray]]:
-    """The state as the method knows it, and the moments of the server."""
-    extras: dict[str, np.ndarray] = {}
-    moments: dict[str, np.ndarray] = {}
-    for name, array in state.extras.items():
-        (moments if name.startswith(_PREFIX) else extras)[name] = array
-    return replace(state, extras=extras), moments
