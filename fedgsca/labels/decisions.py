@@ -102,10 +102,8 @@ _FIELD_TYPES = {**get_type_hints(Decision), "seconds": int | float | None}
 class GrowingFile:
     """Lines of JSON that are only added. A lock makes several processes take turns."""
 
-    def __init__(self, path: Path, error_code: str) -> None:
-        """The error with this code says that a line could not be saved."""
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._error_code = error_code
 
     @contextlib.contextmanager
     def open(self) -> Iterator[int]:
@@ -143,7 +141,7 @@ class GrowingFile:
     def _not_saved(self, error: OSError) -> RunFolderError:
         problem = "no space left" if is_disk_full(error) else error.strerror or str(error)
         return RunFolderError(
-            self._error_code,
+            "review.not-saved",
             f"NOT saved: cannot write to {self.path}: {problem}",
             fix=f"free some space under {self.path.parent} or make it writable, then decide again",
         )
@@ -161,7 +159,7 @@ class Decisions:
         highest, where classes are grades.
         """
         self.path = folder / FILE
-        self._file = GrowingFile(self.path, "review.not-saved")
+        self._file = GrowingFile(self.path)
         self.classes = tuple(classes)
         self.order = tuple(order)
         # lines that cannot be read as decisions

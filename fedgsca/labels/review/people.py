@@ -239,7 +239,7 @@ class ReviewTrail:
     """The trail of one audit. Several processes may write to it."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = GrowingFile(folder / TRAIL_FILE, "review.trail-not-written")
+        self._file = GrowingFile(folder / TRAIL_FILE)
         self._thread_lock = Lock()
 
     def write(
