@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, get_args
 
@@ -204,7 +203,7 @@ def build(tree: Mapping[str, Any]) -> Config:
     try:
         config = Config.model_validate({**settings, "method": name, "options": options})
         if method is not None:
-            problems += starmap(ConfigProblem, _contradictions(config, method))
+            problems += _contradictions(config, method)
     except ValidationError as error:
         problems += validation_problems(error, Config)
     _raise_problems(problems)
@@ -326,33 +325,33 @@ def section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     return None
 
 
-def _contradictions(config: Config, method: type[MethodSchema]) -> Iterator[tuple[str, str]]:
-    """Code and message for values that are right one by one and do not fit together."""
+def _contradictions(config: Config, method: type[MethodSchema]) -> Iterator[ConfigProblem]:
+    """Values that are right one by one and do not fit together."""
     federation = config.federation
     rules = RULES.load()
     if config.aggregation.rule not in rules:
         name = config.aggregation.rule
         message = f"aggregation.rule: unknown rule {name!r}; {_hint(name, sorted(rules))}"
-        yield "config.unknown-rule", message
+        yield ConfigProblem("config.unknown-rule", message)
     if federation.sites is not None:  # elsewhere only the data knows the sites
         problem = unknown_agreement(config, federation.sites)
         if problem is not None:
-            yield "config.unknown-site", problem
+            yield ConfigProblem("config.unknown-site", problem)
     if config.train.loss != "ce" and not method.takes_loss:
         names = [name for name, schema in METHODS.load().items() if schema.takes_loss]
-        yield (
+        yield ConfigProblem(
             "config.loss-not-used",
             f"train.loss: {config.method} has a loss of its own and cannot use"
             f" {config.train.loss}; methods that can: {', '.join(sorted(names))}",
         )
     if federation.sites_per_round is not None and federation.participation < 1:
-        yield (
+        yield ConfigProblem(
             "config.two-participations",
             "federation: participation and sites_per_round both say how many sites a round asks; "
             "set one of them",
         )
     if federation.simulated_lateness > 0 and config.data.source == SITES_SOURCE:
-        yield (
+        yield ConfigProblem(
             "config.lateness-not-simulated",
             "federation.simulated_lateness: the sites of a deployment are late by themselves; "
             "remove the key",
@@ -361,37 +360,35 @@ def _contradictions(config: Config, method: type[MethodSchema]) -> Iterator[tupl
     yield from _feature_contradictions(config)
 
 
-def _privacy_contradictions(
-    config: Config, method: type[MethodSchema]
-) -> Iterator[tuple[str, str]]:
+def _privacy_contradictions(config: Config, method: type[MethodSchema]) -> Iterator[ConfigProblem]:
     """Why this experiment cannot run under `privacy`: some numbers would leave unprotected."""
     if config.privacy is None:
         return
     from fedgsca.wire import unprotected  # with numpy, which no help text needs
 
     if method.reads_evidence:
-        yield (
+        yield ConfigProblem(
             "config.privacy-without-evidence",
             f"privacy: {config.method} selects by evidence heads, which are off under privacy; "
             "use method=fedgsca",
         )
     extras = unprotected(method.uploads)
     if extras:
-        yield (
+        yield ConfigProblem(
             "config.privacy-unprotected",
             f"privacy: {config.method} needs numbers of each site that cannot be protected: "
             f"{', '.join(extras)}",
         )
     at_the_sites = config.data.source == SITES_SOURCE and config.federation.test is None
     if config.privacy.noise > 0 and at_the_sites:
-        yield (
+        yield ConfigProblem(
             "config.privacy-needs-test",
             "privacy: federation.test is not set, "
             "and sites do not send exact counts of their own test images",
         )
 
 
-def _feature_contradictions(config: Config) -> Iterator[tuple[str, str]]:
+def _feature_contradictions(config: Config) -> Iterator[ConfigProblem]:
     """Keys that contradict each other about the user's own features."""
     model, file = config.model, config.data.features
     if model.name != OWN_FEATURES:
@@ -399,17 +396,17 @@ def _feature_contradictions(config: Config) -> Iterator[tuple[str, str]]:
         for key, value in values.items():
             if value is not None:
                 message = f"{key}: only model.name={OWN_FEATURES} uses it; remove one of the two"
-                yield "config.features-not-used", message
+                yield ConfigProblem("config.features-not-used", message)
         return
     if not model.frozen or model.weights is not None:
-        yield (
+        yield ConfigProblem(
             "config.features-without-network",
             f"model: {OWN_FEATURES} trains a head on the features of a file; "
             "remove model.frozen=false and model.weights",
         )
     if file is not None and config.data.source == SITES_SOURCE:
         message = "data.features: each site has its own file; remove the key"
-        yield "config.features-at-sites", message
+        yield ConfigProblem("config.features-at-sites", message)
 
 
 def unknown_agreement(config: Config, names: Sequence[str]) -> str | None:
