@@ -171,7 +171,7 @@ def run(
     from fedgsca.federation.choose_settings import complete
     from fedgsca.federation.data_source import load_once
     from fedgsca.federation.progress import display
-    from fedgsca.lab.tracking.observers import find_targets, track_run
+    from fedgsca.lab.tracking import find_targets, track_run
 
     folder = Path(out)
     targets = find_targets(track, config, folder)

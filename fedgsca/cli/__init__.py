@@ -1,4 +1,4 @@
-"""The command line. A command group is a small module with `add(app)`, named in MODULES.
+"""The command line: modules with a function for each command, listed in PEOPLE.
 
 Commands import torch, numpy and scikit-learn only when they run, so that `fedgsca --help` answers
 at once.
@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import click
@@ -32,69 +32,56 @@ from fedgsca.cli import (
     paper_table,
     report,
     review,
-    reviewers,
     run,
     wire,
     withdraw,
 )
 from fedgsca.cli.error_output import (
     from_click,
-    from_exhaustion,
-    from_odd_text,
-    from_permission_error,
-    from_system_error,
-    is_odd_text,
+    from_exception,
     show_bug,
     show_error,
 )
+from fedgsca.cli.options import NoiseHelpCommand
 from fedgsca.errors import FedgscaError
 from fedgsca.support.console import JsonOutput
 from fedgsca.support.files import is_disk_full
 from fedgsca.support.version import __version__
 
-MODULES = (
-    demo,
-    run,
-    compare,
-    paper_table,
-    report,
-    noise,
-    audit,
-    review,
-    reviewers,
-    apply,
-    model,
-    deploy,
-    withdraw,
-    wire,
-    data,
-    config,
-    doctor,
-)
-# the commands of each person, in the order in which a newcomer needs them
-PEOPLE = {
-    "Researcher: compare methods under label noise": (
-        "demo",
-        "run",
-        "resume",
-        "compare",
-        "report",
-        "table",
-        "noise",
-    ),
-    "Hospital: find and correct wrong labels, use a model": (
-        "audit",
-        "audit-folder",
-        "review",
-        "reviewers",
-        "apply",
-        "exchange",
-        "withdraw",
-        "predict",
-        "export",
-    ),
-    "Consortium: train across hospitals": ("deploy", "wire", "privacy"),
-    "Developer: data, methods, settings, this computer": ("data", "methods", "config", "doctor"),
+# the commands of each person, in the order in which a newcomer needs them; the docstring of a
+# function is the help of its command
+PEOPLE: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Researcher: compare methods under label noise": {
+        "demo": demo.demo,
+        "run": run.run,
+        "resume": run.resume,
+        "compare": compare.compare,
+        "report": report.report,
+        "table": paper_table.table,
+        "noise": noise.preview,
+    },
+    "Hospital: find and correct wrong labels, use a model": {
+        "audit": audit.audit,
+        "audit-folder": audit.audit_folder,
+        "review": review.review,
+        "reviewers": review.reviewers,
+        "apply": apply.apply_command,
+        "exchange": apply.exchange,
+        "withdraw": withdraw.withdraw_command,
+        "predict": model.predict,
+        "export": model.export,
+    },
+    "Consortium: train across hospitals": {
+        "deploy": deploy.group,
+        "wire": wire.wire,
+        "privacy": wire.privacy,
+    },
+    "Developer: data, methods, settings, this computer": {
+        "data": data.group,
+        "methods": config.methods,
+        "config": config.show_config,
+        "doctor": doctor.doctor,
+    },
 }
 
 INTERRUPT_EXIT_CODE = 130  # what a shell reports for Ctrl-C
@@ -147,16 +134,14 @@ def about(
 
 
 def add_commands() -> None:
-    """Add the commands of all modules, each in the panel of its person."""
-    for module in MODULES:
-        module.add(app)
-    person_of: dict[str, str] = {}
-    for person, names in PEOPLE.items():
-        person_of |= dict.fromkeys(names, person)
-    for command in app.registered_commands:
-        command.rich_help_panel = person_of.get(command.name or "")
-    for group in app.registered_groups:
-        group.rich_help_panel = person_of.get(group.name or "")
+    """Add all commands, each in the panel of its person."""
+    for person, commands in PEOPLE.items():
+        for name, command in commands.items():
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, rich_help_panel=person)
+            else:
+                kind = NoiseHelpCommand if name in ("run", "noise") else None
+                app.command(name, cls=kind, rich_help_panel=person)(command)
 
 
 add_commands()
@@ -185,23 +170,15 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return show_error(from_click(error), as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPT_EXIT_CODE
-    except PermissionError as error:
-        return show_error(from_permission_error(error), as_json=as_json)
     except BrokenPipeError:  # `fedgsca ... | head` has seen enough
         _discard_output()
         return 0
-    except OSError as error:
-        if is_disk_full(error) and error.filename is None:
-            _discard_output()
-        return show_error(from_system_error(error), as_json=as_json)
-    except (MemoryError, RecursionError) as error:
-        return show_error(from_exhaustion(error), as_json=as_json)
-    except ValueError as error:
-        if is_odd_text(error):
-            return show_error(from_odd_text(error), as_json=as_json)
-        traceback.print_exc()
-        return show_bug(error, as_json=as_json)
     except Exception as error:
+        if isinstance(error, OSError) and is_disk_full(error) and error.filename is None:
+            _discard_output()
+        refusal = from_exception(error)
+        if refusal is not None:
+            return show_error(refusal, as_json=as_json)
         traceback.print_exc()  # without the values of variables: they may be a patient's
         return show_bug(error, as_json=as_json)
 

@@ -48,19 +48,9 @@ ImportReviewer = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command(
-        "apply",
-        help="Write corrected labels beside the original, with a change log.",
-        rich_help_panel="Review labels",
-    )(apply_command)
-    group = typer.Typer(
-        no_args_is_help=True, help="Exchange suspects and decisions with other labelling tools."
-    )
-    group.command("export", help="Write the suspects in another tool's format.")(export_command)
-    group.command("import", help="Add the decisions from another tool.")(import_command)
-    app.add_typer(group, name="exchange", rich_help_panel="Review labels")
+exchange = typer.Typer(
+    no_args_is_help=True, help="Exchange suspects and decisions with other labelling tools."
+)
 
 
 def apply_command(
@@ -71,7 +61,7 @@ def apply_command(
     language: Language = "",
     as_json: Json = False,
 ) -> None:
-    """`fedgsca apply`."""
+    """Write corrected labels beside the original, with a change log."""
     from fedgsca.labels.apply_decisions import apply_decisions
 
     result = apply_decisions(
@@ -165,6 +155,7 @@ def _folder_source(result: CorrectedLabels) -> str | None:
 # ---- other tools ----
 
 
+@exchange.command("export")
 def export_command(
     audit: SiteFolder,
     format_name: FormatName,
@@ -172,7 +163,7 @@ def export_command(
     all_labels: AllLabels = False,
     reviewer: ExportReviewer = None,
 ) -> None:
-    """`fedgsca exchange export`."""
+    """Write the suspects in another tool's format."""
     from fedgsca.labels.audit_table import read_audit
     from fedgsca.labels.exchange import export_suspects
 
@@ -183,10 +174,11 @@ def export_command(
         print_line(f"written  {path}")
 
 
+@exchange.command("import")
 def import_command(
     audit: SiteFolder, file: File, format_name: FormatName, reviewer: ImportReviewer = None
 ) -> None:
-    """`fedgsca exchange import`."""
+    """Add the decisions from another tool."""
     from fedgsca.cli.review import reviewer_name
     from fedgsca.labels.audit_table import read_audit
     from fedgsca.labels.exchange import import_verdicts

@@ -84,20 +84,6 @@ FolderLabels = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command(
-        "audit",
-        help="Rank a site's labels by how wrong they look.",
-        rich_help_panel="Review labels",
-    )(audit)
-    app.command(
-        "audit-folder",
-        help="Rank the labels of one folder by how wrong they look; no federation needed.",
-        rich_help_panel="Review labels",
-    )(audit_folder)
-
-
 def audit(
     run: Run,
     site: Sites = None,
@@ -110,7 +96,7 @@ def audit(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca audit`."""
+    """Rank a site's labels by how wrong they look."""
     from fedgsca.labels.audits import audit_run
 
     def announce_site(name: str, num_labels: int) -> None:
@@ -200,7 +186,6 @@ def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
     count = wrong.text
     if wrong.can_tell:
         count += f" ({percent(wrong.count / max(summary.labels, 1))})"
-    interval = f"{wrong.low}–{wrong.high}"
     confusion = DASH
     if summary.confusions:
         top = summary.confusions[0]
@@ -211,7 +196,7 @@ def _audit_row(audit: Audit, has_truth: bool) -> list[str]:
         confusion,
         str(summary.labels),
         count,
-        interval,
+        f"{wrong.low}–{wrong.high}",
         str(summary.suspects),
     ]
     if not has_truth:
@@ -238,7 +223,7 @@ def audit_folder(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca audit-folder`."""
+    """Rank the labels of one folder by how wrong they look; no federation needed."""
     source = strip_slash(data)
     print_start(f"auditing the labels of {source}", quiet=quiet or as_json)
     from fedgsca.federation.progress import display

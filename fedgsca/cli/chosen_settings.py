@@ -9,35 +9,30 @@ from fedgsca.support.console import print_note
 
 if TYPE_CHECKING:
     from fedgsca.config import Config, Tree
+    from fedgsca.federation.choose_settings import CompleteConfig
 
 
 def complete_config(config: Config, *, quiet: bool) -> Config:
     """The experiment with what the data decides; the choices are printed with their reasons."""
-    from fedgsca.federation.choose_settings import complete
-    from fedgsca.federation.progress import display
-
-    with display(quiet=quiet):
-        result = complete(config)
-    _show_reasons(result.reasons, quiet=quiet)
-    return result.config
+    return _complete(config, (), quiet=quiet).config
 
 
 def complete_tree(tree: Tree, noises: tuple[str, ...] = (), *, quiet: bool) -> Tree:
     """The same for the common settings of several experiments, which differ in their noise."""
     from fedgsca.config import build, merge
+
+    return merge(_complete(build(tree), noises, quiet=quiet).choices, tree)
+
+
+def _complete(config: Config, noises: tuple[str, ...], *, quiet: bool) -> CompleteConfig:
     from fedgsca.federation.choose_settings import complete
     from fedgsca.federation.progress import display
 
     with display(quiet=quiet):
-        result = complete(build(tree), noises)
-    _show_reasons(result.reasons, quiet=quiet)
-    return merge(result.choices, tree)
-
-
-def _show_reasons(reasons: Sequence[str], *, quiet: bool) -> None:
-    if not quiet:
-        for reason in reasons:
-            print_note(reason, None)
+        result = complete(config, noises)
+    for reason in () if quiet else result.reasons:
+        print_note(reason, None)
+    return result
 
 
 def check_sites(configs: Sequence[Config], *, quiet: bool) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import traceback
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedgsca.cli.chosen_settings import announce, check_sites, complete_tree
 from fedgsca.cli.options import Jobs, Json, Quiet, Settings, experiment_options, source_slug
 from fedgsca.cli.run import check_track
 from fedgsca.config import SHORT_NAMES
-from fedgsca.errors import ConfigError, FedgscaError
-from fedgsca.federation.progress import Display, display
+from fedgsca.errors import ConfigError
+from fedgsca.federation.progress import display
 from fedgsca.support.console import (
     print_json,
     print_line,
@@ -25,12 +26,9 @@ from fedgsca.support.console import (
 from fedgsca.support.text import plural
 
 if TYPE_CHECKING:
-    from fedgsca.federation.base import RunObserver
-    from fedgsca.federation.records import RunResult
-    from fedgsca.lab.comparison import ComparisonResult
     from fedgsca.lab.plan import ComparisonPlan
     from fedgsca.lab.records import Comparison
-    from fedgsca.lab.runner import GridCell, Shard
+    from fedgsca.lab.runner import Shard
 
 Methods = Annotated[
     str | None,
@@ -91,13 +89,6 @@ ShardText = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command(
-        "compare", help="Compare methods under noise over several seeds.", rich_help_panel="Train"
-    )(compare)
-
-
 @experiment_options(
     without=("method", "seed", "audit"), lists=("sites", "partition", "participation", "model")
 )
@@ -120,16 +111,13 @@ def compare(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca compare`."""
+    """Compare methods under noise over several seeds."""
     from fedgsca.lab.plan import (
         ComparisonPlan,
-        check_variation,
         choose_methods,
-        parse_models,
         parse_noises,
         parse_rows,
         parse_seeds,
-        parse_variation,
         read_tuned,
     )
     from fedgsca.lab.runner import parse_shard
@@ -137,18 +125,8 @@ def compare(
 
     track = settings.get("track")
     check_track(track)
-    models = settings.lists.get("model", models)
-    if models is not None and any(map(settings.get, ("model", "frozen", "features"))):
-        raise ConfigError(
-            "grid.two-model-flags",
-            "--models says which networks to compare, so --model, --frozen and --features do not"
-            " fit",
-            fix="write --models NAME,NAME+frozen and leave the other flags out",
-        )
-    variations = [
-        f"{SHORT_NAMES[name]}={text}" for name, text in settings.lists.items() if name != "model"
-    ]
     variants = parse_rows(rows or ())
+    method_settings = read_tuned(tuned_file) if tuned_file else {}
     plan = ComparisonPlan(
         methods=choose_methods(methods, variants),
         noises=parse_noises(noise or ["0-S40-P20-C20"]),
@@ -157,46 +135,63 @@ def compare(
         ceiling=ceiling,
         clean=clean,
         title=title or "",
-        method_settings={
-            **(read_tuned(tuned_file) if tuned_file else {}),
-            **{name: variant.tree for name, variant in variants.items()},
-        },
-        models=parse_models(models) if models is not None else (),
-        vary=parse_variation([*variations, *(vary or ())]),
+        method_settings=method_settings | {name: row.tree for name, row in variants.items()},
+        models=_choose_models(settings, models),
+        vary=_choose_variation(settings, vary or ()),
         is_timed=measure_times,
-        labels={name: variant.label for name, variant in variants.items()},
+        labels={name: row.label for name, row in variants.items()},
     )
-    check_variation(plan.vary, plan.tree)
     source = plan.cells()[0].config.data.source
     folder = out or Path("runs") / f"compare-{source_slug(source)}"
-    start_comparison(
-        plan,
-        folder,
-        jobs=jobs,
-        track=track,
-        shard=parse_shard(shard),
-        quiet=quiet,
-        as_json=as_json,
-    )
+    output = Output(jobs, track, quiet=quiet, as_json=as_json)
+    start_comparison(plan, folder, output, parse_shard(shard))
 
 
-def start_comparison(
-    plan: ComparisonPlan,
-    out: Path,
-    *,
-    jobs: int,
-    track: str | None = None,
-    shard: Shard | None = None,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+def _choose_models(settings: Settings, models: str | None) -> tuple[str, ...]:
+    """The networks of --models, or of --model with a list."""
+    from fedgsca.lab.plan import parse_models
+
+    models = settings.lists.get("model", models)
+    if models is not None and any(map(settings.get, ("model", "frozen", "features"))):
+        raise ConfigError(
+            "grid.two-model-flags",
+            "--models says which networks to compare, so --model, --frozen and --features do not"
+            " fit",
+            fix="write --models NAME,NAME+frozen and leave the other flags out",
+        )
+    return () if models is None else parse_models(models)
+
+
+def _choose_variation(settings: Settings, items: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
+    """The settings of --vary, and those of options with a list."""
+    from fedgsca.lab.plan import check_variation, parse_variation
+
+    lists = [f"{SHORT_NAMES[key]}={text}" for key, text in settings.lists.items() if key != "model"]
+    variation = parse_variation([*lists, *items])
+    check_variation(variation, settings.tree)
+    return variation
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a comparison is run and shown."""
+
+    jobs: int = 1
+    track: str | None = None
+    quiet: bool = False
+    as_json: bool = False
+
+
+def start_comparison(plan: ComparisonPlan, out: Path, output: Output, shard: Shard) -> None:
     """Complete the plan with what the data decides, say what will happen, and run it."""
-    from fedgsca.cli.chosen_settings import announce, check_sites, complete_tree
+    from fedgsca.cli.config import explain_preset
     from fedgsca.config import merge
     from fedgsca.lab.plan import read_plan, variant_tree, without_keys
+    from fedgsca.lab.runner import finished_cells
 
+    quiet = output.quiet
     source = plan.cells()[0].config.data.source
-    print_start(f"{plural(len(plan.cells()), 'run')} on {source}", quiet=quiet or as_json)
+    print_start(f"{plural(len(plan.cells()), 'run')} on {source}", quiet=quiet or output.as_json)
     earlier = read_plan(out)
     # one that was started with other defaults continues with those
     if earlier is None or _without_track(earlier) != _without_track(plan):
@@ -207,13 +202,19 @@ def start_comparison(
         if plan.models:
             variant_keys += ["model.name", "model.frozen", "model.weights"]
         plan = replace(plan, tree=without_keys(tree, variant_keys))
-    open_cells = [cell for cell in plan.cells() if not _is_finished(out, cell)]
-    check_sites([cell.config for cell in open_cells], quiet=quiet)
+    cells = plan.cells()
+    finished_names = finished_cells(cells, out)
+    open_configs = [cell.config for cell in cells if cell.name not in finished_names]
+    check_sites(open_configs, quiet=quiet)
     if not quiet:
-        _explain_plan(plan, earlier)
-        if open_cells:
-            announce([cell.config for cell in open_cells])
-    run_comparison(plan, out, jobs=jobs, track=track, shard=shard, quiet=quiet, as_json=as_json)
+        for config in {cell.config.method: cell.config for cell in cells}.values():
+            explain_preset(config)
+        methods = plan.methods if earlier is None else (*earlier.methods, *plan.methods)
+        if plan.ceiling and "fedavg" not in methods:
+            print_warning("recovery is measured against FedAvg: add fedavg to --methods to see it")
+        if open_configs:
+            announce(open_configs)
+    run_comparison(plan, out, output, shard)
 
 
 def _without_track(plan: ComparisonPlan) -> ComparisonPlan:
@@ -222,94 +223,49 @@ def _without_track(plan: ComparisonPlan) -> ComparisonPlan:
     return replace(plan, tree=tree)
 
 
-def _is_finished(folder: Path, cell: GridCell) -> bool:
-    return (folder / "cells" / cell.name / "result.json").exists()
-
-
-def _explain_plan(plan: ComparisonPlan, earlier: ComparisonPlan | None) -> None:
-    from fedgsca.cli.config import explain_preset
-
-    configs = {cell.config.method: cell.config for cell in plan.cells()}
-    for config in configs.values():
-        explain_preset(config)
-    methods = plan.methods if earlier is None else (*earlier.methods, *plan.methods)
-    if plan.ceiling and "fedavg" not in methods:
-        print_warning("recovery is measured against FedAvg: add fedavg to --methods to see it")
-
-
-class GridDisplay:
-    """Shows the progress of every run of a grid, and the errors of those that fail."""
-
-    def __init__(self, progress: Display) -> None:
-        self.progress = progress
-
-    def observe(self, cell: GridCell) -> RunObserver:
-        """An observer for the rounds of one run."""
-        return self.progress.observe(cell.name)
-
-    def on_run_done(self, cell: GridCell, result: RunResult) -> None:
-        """Show the score."""
-        self.progress.finish_run(cell.name, f"F1 {result.f1:.1f}")
-
-    def on_run_failed(self, cell: GridCell, error: Exception) -> None:
-        """Show the error; the other runs continue."""
-        self.progress.finish_run(cell.name, "failed")
-        if isinstance(error, FedgscaError):
-            text = f"{cell.name} failed [{error.code}]: {error.message}\nFix: {error.fix}"
-        else:
-            trace = "".join(traceback.format_exception(error))
-            text = f"{cell.name} failed; this is a bug, please report it:\n{trace}"
-        self.progress.print(text, "red")
-
-
 def run_comparison(
-    plan: ComparisonPlan,
-    out: Path,
-    *,
-    jobs: int,
-    track: str | None = None,
-    shard: Shard | None = None,
-    quiet: bool,
-    as_json: bool,
-) -> ComparisonResult:
+    plan: ComparisonPlan, out: Path, output: Output, shard: Shard | None = None
+) -> None:
     """Start or resume a comparison; then tables and report, and an error if runs failed."""
-    from fedgsca.lab.comparison import check_folder, run_plan, write_tables
+    from fedgsca.lab.comparison import run_plan, write_tables
     from fedgsca.lab.report.html_page import write_report
-    from fedgsca.lab.runner import ALL_CELLS, finished_cells, raise_failures
-    from fedgsca.lab.tracking.observers import find_targets, track_comparison
+    from fedgsca.lab.runner import (
+        ALL_CELLS,
+        GridDisplay,
+        check_folder,
+        finished_cells,
+        raise_failures,
+    )
+    from fedgsca.lab.tracking import TrackingGridObserver, find_targets
 
     cells = {cell.name: cell for cell in plan.cells()}
     check_folder(cells.values(), out)
     finished_runs = finished_cells(cells.values(), out)
-    if finished_runs and not quiet:
+    if finished_runs and not output.quiet:
         print_note(f"{len(finished_runs)} of {len(cells)} runs are done", "green")
     num_open = len(cells) - len(finished_runs)
-    targets = find_targets(track, plan.cells()[0].config, out)
-    with resume_hint(out), display(quiet=quiet, runs=num_open) as progress:
-        grid_display = GridDisplay(progress)
-        tracking = track_comparison(grid_display, out, plan, targets, print_warning)
-        observer = tracking or grid_display
-        try:
-            result = run_plan(plan, out, observer, jobs=jobs, shard=shard or ALL_CELLS)
-        except BaseException:  # Ctrl-C, too
-            if tracking is not None:
-                tracking.finish(None)
-            raise
-    if result.comparison.cells:
-        result = replace(result, comparison=write_tables(out, result.comparison))
-        report = write_report(out, with_figures=True)
+    targets = find_targets(output.track, plan.cells()[0].config, out)
+    comparison = tracking = None
+    try:
+        with resume_hint(out), display(quiet=output.quiet, runs=num_open) as progress:
+            observer = GridDisplay(progress)
+            if targets:
+                tracking = TrackingGridObserver(observer, out, plan, targets, print_warning)
+            shard = shard or ALL_CELLS
+            result = run_plan(plan, out, tracking or observer, jobs=output.jobs, shard=shard)
+        if result.comparison.cells:
+            comparison = write_tables(out, result.comparison)
+            report = write_report(out, with_figures=True)
+    finally:  # Ctrl-C, too
         if tracking is not None:
-            tracking.finish(result.comparison)
-        if as_json:
-            extra = {"failed": result.failures, "path": str(out), "report": str(report)}
-            print_json({**result.comparison.to_json(), **extra})
-        elif not quiet:
-            show_comparison(result.comparison)
-            print_line(f"report  {report}", "bold")
-    elif tracking is not None:
-        tracking.finish(None)
+            tracking.finish(comparison)
+    if comparison is not None and output.as_json:
+        extra = {"failed": result.failures, "path": str(out), "report": str(report)}
+        print_json({**comparison.to_json(), **extra})
+    elif comparison is not None and not output.quiet:
+        show_comparison(comparison)
+        print_line(f"report  {report}", "bold")
     raise_failures(result.failures, len(cells), out)
-    return result
 
 
 def show_comparison(comparison: Comparison) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,16 +39,9 @@ Diff = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    text = "Print the configuration as TOML, every key explained, or what differs from a preset."
-    app.command("config", help=text)(show_config)
-    app.command("methods", help="List the methods, or the options of one.")(methods)
-
-
 @experiment_options()
 def show_config(settings: Settings, diff: Diff = None, as_json: Json = False) -> None:
-    """`fedgsca config`."""
+    """Print the configuration as TOML, every key explained, or what differs from a preset."""
     from fedgsca.cli.chosen_settings import complete_config
     from fedgsca.config import to_toml
 
@@ -69,59 +62,30 @@ def _with_descriptions(text: str, config: Config) -> str:
     from fedgsca.config import METHODS, Config
     from fedgsca.config.schema import PrivacyConfig
 
-    section: list[str] = []
-    lines: list[str] = []
+    method = METHODS.load()[config.method]
+    options = [*list_options(Config), *list_options(PrivacyConfig, "privacy.")]
+    options += list_options(method.Options, f"{config.method}.")
+    descriptions = {option.key: option.description for option in options}
+    sections: dict[str, list[str]] = {"": []}
+    section = ""
     for line in text.splitlines():
         if line.startswith("["):
-            lines[-1:] = [*_open_keys(config, section), ""]
-            section = line.strip("[]").split(".")
+            section = line.strip("[]")
+            sections[section] = []
         key, sign, _ = line.partition(" = ")
-        comment = ""
-        if sign and key.isidentifier():
-            model: type[BaseModel] = Config
-            path = [*section, key]
-            if section and section[0] == config.method:
-                model = METHODS.load()[config.method].Options
-                path = path[1:]
-            comment = _describe_key(model, path)
-        lines.append(f"{line:<{_COMMENT_COLUMN}}# {comment}" if comment else line)
-    lines += _open_keys(config, section)
-    if config.privacy is None:
-        lines += ["", f"# [privacy]  {_describe_key(Config, ['privacy'])}"]
-        fields = PrivacyConfig.model_fields.items()
-        lines += [_open_key(name, field.description or "") for name, field in fields]
-    return "\n".join(lines) + "\n"
+        comment = descriptions.pop(f"{section}.{key}".lstrip("."), "") if sign else ""
+        if line:
+            sections[section].append(_with_comment(line, comment))
+    for name, comment in descriptions.items():
+        section, _, key = name.rpartition(".")
+        if name not in ("options", "privacy"):
+            lines = sections.setdefault(section, [_with_comment(f"# [{section}]", "")])
+            lines.append(_with_comment(f"# {key} =", comment))
+    return "\n\n".join("\n".join(lines) for lines in sections.values()) + "\n"
 
 
-def _open_keys(config: Config, section: list[str]) -> list[str]:
-    """The keys of a section that have no value, one comment each."""
-    from fedgsca.config.schema import Section
-
-    part = getattr(config, section[0], None) if section else config
-    if not isinstance(part, Section):  # the options of the method: they are all filled in
-        return []
-    lines = []
-    for name, field in type(part).model_fields.items():
-        if getattr(part, name) is None and name != "privacy":
-            lines.append(_open_key(name, field.description or ""))
-    return lines
-
-
-def _open_key(name: str, description: str) -> str:
-    return f"{f'# {name} =':<{_COMMENT_COLUMN}}# {description}"
-
-
-def _describe_key(model: type[BaseModel], path: list[str]) -> str:
-    """The description of a key; empty if there is none."""
-    from fedgsca.config.loading import section_model
-
-    for part in path[:-1]:
-        section = section_model(model, part)
-        if section is None:
-            return ""
-        model = section
-    field = model.model_fields.get(path[-1])
-    return "" if field is None else field.description or ""
+def _with_comment(line: str, comment: str) -> str:
+    return f"{line:<{_COMMENT_COLUMN}}# {comment}" if comment else line
 
 
 def _show_differences(config: Config, preset: str, *, as_json: bool) -> None:
@@ -150,8 +114,8 @@ def compare_with_preset(config: Config, preset: str) -> list[Difference]:
 
 def _difference_table(changes: list[Difference], name: str, other_name: str) -> Table:
     rows = []
-    for key, value, base in changes:
-        rows.append([key, *(DASH if one is None else value_text(one) for one in (value, base))])
+    for key, *values in changes:
+        rows.append([key, *(DASH if value is None else value_text(value) for value in values)])
     return make_table(["key", name, other_name], rows, text_columns=3)
 
 
@@ -221,7 +185,7 @@ class MethodOption:
 
 
 def methods(name: Name = None, as_json: Json = False) -> None:
-    """`fedgsca methods`."""
+    """List the methods, or the options of one."""
     if name is None:
         _show_methods(as_json=as_json)
     else:
@@ -231,24 +195,19 @@ def methods(name: Name = None, as_json: Json = False) -> None:
 def _show_methods(*, as_json: bool) -> None:
     from fedgsca.methods.base import load_methods
 
-    available = load_methods()
+    head = ["name", "title", "paper"]
+    rows = [[name, item.card.title, item.card.paper] for name, item in load_methods().items()]
     if as_json:
-        records = []
-        for name, method in available.items():
-            records.append({"name": name, "title": method.card.title, "paper": method.card.paper})
-        print_json({"methods": records})
+        print_json({"methods": [dict(zip(head, row, strict=True)) for row in rows]})
         return
-    rows = [[name, method.card.title, method.card.paper] for name, method in available.items()]
-    print_table(make_table(["method", "title", "paper"], rows, text_columns=3))
+    print_table(make_table(["method", *head[1:]], rows, text_columns=3))
     print_line(
         "`fedgsca methods NAME` lists a method's options, `fedgsca wire NAME` what it sends.", "dim"
     )
 
 
 def _show_options(method: type[Method], *, as_json: bool) -> None:
-    options = []
-    for option in list_options(method.Options):
-        options.append(replace(option, key=f"{method.name}.{option.key}"))
+    options = list(list_options(method.Options, f"{method.name}."))
     if as_json:
         records = [option.to_json() for option in options]
         print_json({"name": method.name, "paper": method.card.paper, "options": records})

@@ -92,12 +92,11 @@ _MAX_CASES = 20  # of each problem of an import that are printed
 _MAX_SETS = 5  # of each kind that are printed
 _MAX_COPIES = 4  # of a set
 
-group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
-
-
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.add_typer(group, name="data", help="List, check and preview data; empty the cache.")
+group = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="List, check and preview data; empty the cache.",
+)
 
 
 @group.command("list")

@@ -15,7 +15,6 @@ from fedgsca.support.text import count, join_words
 
 if TYPE_CHECKING:
     from fedgsca.lab.plan import ComparisonPlan
-    from fedgsca.noise import SiteNoise
 
 Seed = Annotated[
     int, typer.Option("--seed", min=0, help="another split among the hospitals, other wrong labels")
@@ -30,15 +29,6 @@ Ceiling = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command(
-        "demo",
-        help="Watch methods learn from the same wrong labels. Needs no data.",
-        rich_help_panel="Train",
-    )(demo)
-
-
 def demo(
     seed: Seed = 0,
     out: Out = Path("runs/demo"),
@@ -47,18 +37,23 @@ def demo(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca demo`."""
-    from fedgsca.cli.compare import run_comparison
+    """Watch methods learn from the same wrong labels. Needs no data."""
+    from fedgsca.cli.compare import Output, run_comparison
     from fedgsca.lab.demo_plan import demo_plan, write_demo_sheet
+    from fedgsca.lab.report.html_page import write_report
+    from fedgsca.lab.runner import folder_of
 
     plan = demo_plan(seed, ceiling=ceiling)
     has_text = not (quiet or as_json)
     if has_text:
         _introduce(plan)
-    run_comparison(plan, out, jobs=jobs, quiet=quiet, as_json=as_json)
+    run_comparison(plan, out, Output(jobs, quiet=quiet, as_json=as_json))
     sheet = write_demo_sheet(plan, out)
-    run = _default_run(plan, out)
-    _write_run_report(run, out)
+    # of the method that runs where none is named; the page of the comparison then links its report
+    run = folder_of(next(cell for cell in plan.cells() if cell.row == plan.methods[-1]), out)
+    if not (run / "report.html").exists():
+        write_report(run)
+        write_report(out)
     if has_text:
         print_line(f"images  {sheet}")
         _conclude(run, out, seed)
@@ -76,7 +71,8 @@ def _introduce(plan: ComparisonPlan) -> None:
     )
     rates = []
     for position, noise in enumerate(site_noises, 1):
-        rates.append(f"{_noise_text(noise)} at hospital {position}")
+        rate = f"{100 * noise.rate:g} % ({noise.definition.wrong_label})"
+        rates.append(f"{'none' if noise.is_clean else rate} at hospital {position}")
     print_line(f"Wrong labels: {', '.join(rates)}.")
     titles = [plan.label_of(name) for name in plan.methods[1:]]
     verb = "finds" if len(titles) == 1 else "find"
@@ -101,37 +97,14 @@ def _introduce(plan: ComparisonPlan) -> None:
         )
 
 
-def _noise_text(noise: SiteNoise) -> str:
-    if noise.is_clean:
-        return "none"
-    return f"{100 * noise.rate:g} % ({noise.definition.wrong_label})"
-
-
 def _conclude(run: Path, out: Path, seed: int) -> None:
-    page = out / "report.html"
+    opener = {"darwin": "open", "win32": "start"}.get(sys.platform, "xdg-open")
     print_line("Other seeds draw other wrong labels and give other numbers. Try next:")
-    print_line(f"  {_open_command(page)}    look at the report")
+    print_line(f"  {opener} {out / 'report.html'}    look at the report")
     print_line(f"  {_program()} audit {run}    list the labels that are probably wrong")
     print_line(
         f"  {_program()} demo --seed {seed + 1} --out {out}-{seed + 1}    draw other wrong labels"
     )
-
-
-def _default_run(plan: ComparisonPlan, out: Path) -> Path:
-    """The folder of the method that runs where none is named."""
-    from fedgsca.lab.runner import folder_of
-
-    cells = [cell for cell in plan.cells() if cell.row == plan.methods[-1]]
-    return folder_of(cells[0], out)
-
-
-def _write_run_report(run: Path, out: Path) -> None:
-    """The report of one run, and once more that of the comparison, which then links it."""
-    from fedgsca.lab.report.html_page import write_report
-
-    if not (run / "report.html").exists():
-        write_report(run)
-        write_report(out)
 
 
 def _program() -> str:
@@ -141,9 +114,3 @@ def _program() -> str:
         return "fedgsca"
     is_near = program.is_absolute() and program.is_relative_to(Path.cwd())
     return str(program.relative_to(Path.cwd()) if is_near else program)
-
-
-def _open_command(page: Path) -> str:
-    """The command that opens a file in the browser on this system."""
-    commands = {"darwin": "open", "win32": "start"}
-    return f"{commands.get(sys.platform, 'xdg-open')} {page}"

@@ -108,17 +108,11 @@ Authority = Annotated[
 
 _STYLES = {"ok": "green", "FAIL": "bold red", "unknown": "yellow"}
 
-group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
-
-
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.add_typer(
-        group,
-        name="deploy",
-        help="Train across real hospitals: kits, checks, status.",
-        rich_help_panel="Train",
-    )
+group = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Train across real hospitals: kits, checks, status.",
+)
 
 
 @group.command("init")

@@ -17,17 +17,8 @@ _MIN_FREE = 2 * 1024**3  # bytes on the disk of the cache: fewer are worth a lin
 _OK, _MISSING = "green", "yellow"
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command(
-        "doctor",
-        help="What is installed, what is missing for which command.",
-        rich_help_panel="Understand",
-    )(doctor)
-
-
 def doctor(as_json: Json = False) -> None:
-    """`fedgsca doctor`. The exit code is 1 if what every command needs is not complete."""
+    """What is installed, what is missing for which command."""
     from fedgsca.support.installation import describe_machine, inspect_installation
 
     machine = describe_machine()

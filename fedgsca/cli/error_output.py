@@ -65,10 +65,21 @@ def from_click(error: click.ClickException) -> FedgscaError:
     unknown_command = re.match(r"No such command '(.*?)'", message)
     if isinstance(error, click.NoSuchOption):
         message = f"{command} has no option {error.option_name}"
-        hint = _option_hint(error.option_name, _option_names(context))
+        parameters = [] if context is None else context.command.params
+        names: list[str] = []
+        for parameter in parameters:
+            names += [*parameter.opts, *parameter.secondary_opts]
+        option = _OTHER_OPTIONS.get(error.option_name, "")
+        if option.partition(" ")[0].rstrip(",") in names:
+            hint = f"use {option}; or "
+        else:
+            hint = did_you_mean(error.option_name, [name for name in names if name[:2] == "--"])
     elif unknown_command is not None:
         message = f"{command} has no command {unknown_command[1]}"
-        hint = did_you_mean(unknown_command[1], _command_names(context))
+        commands = []
+        if context is not None and isinstance(context.command, click.Group):
+            commands = context.command.list_commands(context)
+        hint = did_you_mean(unknown_command[1], commands)
     return ConfigError(
         "cli.usage",
         f"invalid command line: {message.rstrip('.')}",
@@ -76,84 +87,55 @@ def from_click(error: click.ClickException) -> FedgscaError:
     )
 
 
-def _option_hint(name: str, names: list[str]) -> str:
-    """The beginning of a fix for an unknown option of a command that has these."""
-    option = _OTHER_OPTIONS.get(name, "")
-    if option.partition(" ")[0].rstrip(",") in names:
-        return f"use {option}; or "
-    return did_you_mean(name, names)
-
-
-def from_permission_error(error: PermissionError) -> FedgscaError:
-    """A file that the user may not open. The files of a kit belong to the user fedgsca."""
-    return RunFolderError(
-        "file.permission-denied",
-        f"you do not have permission to use {error.filename or error}",
-        fix="run the command as a user who has it (for a kit: sudo -u fedgsca),"
-        " or change the permissions",
-    )
-
-
-def from_system_error(error: OSError) -> FedgscaError:
-    """What the operating system refused: a name that is too long, links in a circle, no space."""
-    if is_disk_full(error) and error.filename is None:
+def from_exception(error: Exception) -> FedgscaError | None:
+    """What the operating system or the machine refused, with a fix; None: a bug of ours."""
+    if isinstance(error, PermissionError):  # the files of a kit belong to the user fedgsca
+        return RunFolderError(
+            "file.permission-denied",
+            f"you do not have permission to use {error.filename or error}",
+            fix="run the command as a user who has it (for a kit: sudo -u fedgsca),"
+            " or change the permissions",
+        )
+    if isinstance(error, OSError) and is_disk_full(error) and error.filename is None:
         return RunFolderError(
             "file.output-full",
             "the output could not be written: no space is left",
             fix="send the output elsewhere, or free some space",
         )
-    place = "" if error.filename is None else f"{_shorten(os.fsdecode(error.filename))}: "
-    return RunFolderError(
-        "file.system-error",
-        f"{place}{error.strerror or one_line(str(error)) or type(error).__name__}",
-        fix="check the path and the permissions of its folders, then run the command again",
-    )
-
-
-def from_odd_text(error: ValueError) -> FedgscaError:
-    """A name that no file can have: with a NUL character, or not UTF-8."""
-    return ConfigError(
-        "file.invalid-name",
-        f"a name contains a character that it cannot have: {one_line(str(error))}",
-        fix="use names without control characters, in UTF-8",
-    )
-
-
-def is_odd_text(error: ValueError) -> bool:
-    """Whether the error is about characters that the operating system does not accept."""
-    if isinstance(error, UnicodeEncodeError):
-        return error.encoding.replace("-", "").lower() == "utf8"  # half characters
-    return "embedded null" in str(error)
-
-
-def from_exhaustion(error: MemoryError | RecursionError) -> FedgscaError:
-    """Input that needs more memory or a deeper nesting than this machine has."""
+    if isinstance(error, OSError):  # a name that is too long, links in a circle, no space
+        place = "" if error.filename is None else f"{_shorten(os.fsdecode(error.filename))}: "
+        return RunFolderError(
+            "file.system-error",
+            f"{place}{error.strerror or one_line(str(error)) or type(error).__name__}",
+            fix="check the path and the permissions of its folders, then run the command again",
+        )
     if isinstance(error, RecursionError):
         return DataError(
             "file.nested-too-deeply",
             "a file is nested too deeply to be read",
             fix="check the files that the command was given",
         )
-    return DataError(
-        "run.out-of-memory",
-        "the memory of this machine is too small",
-        fix="use smaller images, a smaller batch or a machine with more memory",
-    )
+    if isinstance(error, MemoryError):
+        return DataError(
+            "run.out-of-memory",
+            "the memory of this machine is too small",
+            fix="use smaller images, a smaller batch or a machine with more memory",
+        )
+    if _is_odd_text(error):
+        return ConfigError(
+            "file.invalid-name",
+            f"a name contains a character that it cannot have: {one_line(str(error))}",
+            fix="use names without control characters, in UTF-8",
+        )
+    return None
+
+
+def _is_odd_text(error: Exception) -> bool:
+    """Whether a name is one that no file can have: with a NUL character, or not UTF-8."""
+    if isinstance(error, UnicodeEncodeError):
+        return error.encoding.replace("-", "").lower() == "utf8"  # half characters
+    return isinstance(error, ValueError) and "embedded null" in str(error)
 
 
 def _shorten(path: str) -> str:
     return path if len(path) <= _MAX_PATH_TEXT else f"{path[:_MAX_PATH_TEXT]}..."
-
-
-def _option_names(context: click.Context | None) -> list[str]:
-    names: list[str] = []
-    if context is not None:
-        for parameter in context.command.params:
-            names += [*parameter.opts, *parameter.secondary_opts]
-    return [name for name in names if name.startswith("--")]
-
-
-def _command_names(context: click.Context | None) -> list[str]:
-    if context is None or not isinstance(context.command, click.Group):
-        return []
-    return context.command.list_commands(context)

@@ -61,13 +61,6 @@ SkipUnreadable = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    text = "Classify images with a run's or an exported model, to csv."
-    app.command("predict", help=text)(predict)
-    app.command("export", help="Write a run's model for other programs, with a model card.")(export)
-
-
 def predict(
     model: ModelFolder,
     images: Images,
@@ -79,7 +72,7 @@ def predict(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca predict`."""
+    """Classify images with a run's or an exported model, to csv."""
     _check_options(images, out, score=score, split=split, as_json=as_json)
     print_start(f"opening the model of {model}", quiet=quiet or as_json)
     from fedgsca.lab.export.prediction import (
@@ -173,7 +166,6 @@ def _summarise(
     model: LoadedModel, result: PredictionSummary, out: Path | None, *, score: bool
 ) -> dict[str, Any]:
     """The JSON object of --json."""
-    from fedgsca.lab.export.prediction import count_by_class
     from fedgsca.metrics import per_class, scores
 
     summary: dict[str, Any] = {
@@ -182,7 +174,7 @@ def _summarise(
         "fingerprint": model.fingerprint,
         "calibration": None if model.calibration is None else model.calibration.to_json(),
         "images": result.num_images,
-        "predicted": count_by_class(model, result),
+        "predicted": dict(zip(model.classes, result.class_counts.tolist(), strict=True)),
         "unreadable": [{"file": file.name, "reason": file.reason} for file in result.unreadable],
         "out": None if out is None else str(out),
     }
@@ -255,7 +247,7 @@ def export(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca export`."""
+    """Write a run's model for other programs, with a model card."""
     print_start(f"exporting the model of {run}", quiet=quiet or as_json)
     from fedgsca.lab.export.temperature import GIVEN_LABELS_CAUTION, describe_fit
     from fedgsca.lab.export.write_export import export as write_export

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-from xml.sax.saxutils import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgsca.cli.options import Json, NoiseHelpCommand, Settings, experiment_options
+from fedgsca.cli.options import Json, Settings, experiment_options
 from fedgsca.support.console import (
     make_table,
     print_json,
@@ -25,64 +23,16 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedgsca.federation.simulation import Experiment
-    from fedgsca.noise import RealisedNoise, SiteNoise
 
 Spec = Annotated[
     str, typer.Argument(metavar="SPEC", help="S40 for every site, or one part each: 0-S40-P20-C20")
 ]
-Picture = Annotated[
-    Path | None,
-    typer.Option("--picture", metavar="FILE.svg", help="draw the labels of every site"),
-]
 _MAX_MATRIX_CLASSES = 16  # a larger matrix does not fit a screen
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    text = "Show what a noise specification does to the labels of a data set."
-    app.command("noise", cls=NoiseHelpCommand, help=text)(preview)
-
-
-@dataclass(frozen=True)
-class NoisePreview:
-    """What noise does to the labels of one site."""
-
-    site: str
-    noise: SiteNoise
-    counts: RealisedNoise
-
-    @property
-    def num_wrong(self) -> int:
-        """The number of wrong labels."""
-        return round(self.counts["rate"] * self.counts["samples"])
-
-    def to_json(self) -> dict[str, object]:
-        """The site as `--json` prints it."""
-        return {
-            "site": self.site,
-            "noise": str(self.noise),
-            "words": self.noise.describe(),
-            "nominal": self.noise.nominal_rate,
-            "wrong": self.num_wrong,
-            **self.counts,
-        }
-
-    def cells(self) -> list[str]:
-        """The row of the table."""
-        return [
-            self.site,
-            str(self.noise),
-            self.noise.describe(),
-            str(self.counts["samples"]),
-            percent(self.noise.nominal_rate),
-            str(self.num_wrong),
-            percent(self.counts["rate"]),
-        ]
-
-
 @experiment_options("data", "sites", "seed")
-def preview(settings: Settings, spec: Spec, picture: Picture = None, as_json: Json = False) -> None:
-    """`fedgsca noise`: every site's noise, its matrix, and the realised rate on the data."""
+def preview(settings: Settings, spec: Spec, as_json: Json = False) -> None:
+    """Show what a noise specification does to the labels of a data set."""
     from fedgsca.cli.chosen_settings import complete_config
     from fedgsca.federation.simulation import prepare
     from fedgsca.noise import fixed_sites
@@ -102,36 +52,49 @@ def preview(settings: Settings, spec: Spec, picture: Picture = None, as_json: Js
             is_new = matrices.setdefault(str(noise), matrix) != matrix
             if is_new:
                 matrices[f"{noise} at {name}"] = matrix
-    classes = list(experiment.table.classes)
     if as_json:
         print_json(
             {
                 "spec": spec,
                 "data": experiment.table.name,
                 "seed": config.seed,
-                "classes": classes,
-                "sites": [site.to_json() for site in previews],
+                "classes": list(experiment.table.classes),
+                "sites": previews,
                 "matrices": matrices,
             }
         )
-        return
-    print_line(f"{spec} on {experiment.table.name}, seed {config.seed}", "bold")
+    else:
+        print_line(f"{spec} on {experiment.table.name}, seed {config.seed}", "bold")
+        _show(experiment, previews, matrices)
+
+
+def _show(
+    experiment: Experiment,
+    previews: Sequence[Mapping[str, Any]],
+    matrices: Mapping[str, Sequence[Sequence[float]]],
+) -> None:
     header = ["site", "noise", "in words", "images", "nominal", "wrong", "realised"]
-    print_table(make_table(header, [site.cells() for site in previews], text_columns=3))
+    keys = ("site", "noise", "words", "samples", "nominal", "wrong", "rate")
+    rows = []
+    for site in previews:
+        cells = [site[key] for key in keys]
+        rows.append([percent(cell) if isinstance(cell, float) else str(cell) for cell in cells])
+    print_table(make_table(header, rows, text_columns=3))
+    classes = experiment.table.classes
     for name, matrix in matrices.items():
         if name != "0":
             _show_matrix(f"{name}: transition matrix", matrix, classes)
     for site in previews:
-        kind = site.noise.definition
-        if not kind.has_matrix and not kind.is_recorded:
-            _show_realised(site, classes)
+        noise = experiment.noise[site["site"]]
+        if not noise.definition.has_matrix and not noise.definition.is_recorded:
+            # noise that depends on the image has no matrix: the labels that were drawn
+            title = f"{noise} at {site['site']}: labels as they were drawn"
+            shares = []
+            for row in site["counts"]:
+                shares.append([count / max(sum(row), 1) for count in row])
+            _show_matrix(title, shares, classes)
     for warning in experiment.warnings:
         print_note(warning)
-    if picture is not None:
-        from fedgsca.support.files import write_atomic
-
-        write_atomic(picture, draw_noise(spec, previews, classes).encode())
-        print_note(f"picture: {picture}", "green")
 
 
 def matrix_of(experiment: Experiment, site: str) -> np.ndarray:
@@ -153,57 +116,21 @@ def _true_labels(experiment: Experiment, site: str) -> np.ndarray:
     return experiment.truth.get(site, experiment.sites[site].labels)
 
 
-def _preview_site(experiment: Experiment, name: str) -> NoisePreview:
+def _preview_site(experiment: Experiment, name: str) -> dict[str, Any]:
+    """What noise does to the labels of one site, as `--json` prints it."""
     from fedgsca.noise import realised
 
+    noise = experiment.noise[name]
     given = experiment.sites[name].labels
-    truth = _true_labels(experiment, name)
-    counts = realised(truth, given, experiment.table.num_classes)
-    return NoisePreview(name, experiment.noise[name], counts)
-
-
-def _show_realised(site: NoisePreview, classes: Sequence[str]) -> None:
-    """The labels that were drawn, for noise that depends on the image and has no matrix."""
-    shares = []
-    for row in site.counts["counts"]:
-        shares.append([count / max(sum(row), 1) for count in row])
-    title = f"{site.noise} at {site.site}: labels as they were drawn"
-    _show_matrix(title, shares, classes)
-
-
-def draw_noise(spec: str, previews: Sequence[NoisePreview], classes: Sequence[str]) -> str:
-    """An SVG: for every site the shares of given labels (columns) per true class (rows)."""
-    cell = 14
-    gap = 30
-    width = cell * len(classes)
-    height = cell * max(len(site.counts["counts"]) for site in previews)
-    column = max(width, 170) + gap  # room for the title
-    per_row = min(len(previews), 4)
-    lines = []
-    for number, site in enumerate(previews):
-        x = gap + (number % per_row) * column
-        y = 60 + (number // per_row) * (height + 50)
-        title = f"{site.site}: {site.noise}, {percent(site.counts['rate'])} wrong"
-        lines.append(f'<text x="{x}" y="{y - 8}">{escape(title)}</text>')
-        for i, row in enumerate(site.counts["counts"]):
-            for j, count in enumerate(row):
-                share = count / max(sum(row), 1)
-                colour = "#2b6cb0" if i == j else "#c53030"
-                opacity = f"{share:.3f}" if share else "0.04"
-                lines.append(
-                    f'<rect x="{x + j * cell}" y="{y + i * cell}" width="{cell - 1}" '
-                    f'height="{cell - 1}" fill="{colour}" fill-opacity="{opacity}"/>'
-                )
-    num_rows = -(-len(previews) // per_row)
-    size = (gap + per_row * column, 60 + num_rows * (height + 50))
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
-        f'width="{size[0]}" font-family="sans-serif" font-size="11">\n'
-        f'<rect width="100%" height="100%" fill="white"/>\n'
-        f'<text x="{gap}" y="24" font-size="14">{escape(spec)}: true class (row), given label '
-        "(column)</text>"
-    )
-    return "\n".join([head, *lines, "</svg>", ""])
+    counts = realised(_true_labels(experiment, name), given, experiment.table.num_classes)
+    return {
+        "site": name,
+        "noise": str(noise),
+        "words": noise.describe(),
+        "nominal": noise.nominal_rate,
+        "wrong": round(counts["rate"] * counts["samples"]),
+        **counts,
+    }
 
 
 def _show_matrix(title: str, matrix: Sequence[Sequence[float]], classes: Sequence[str]) -> None:

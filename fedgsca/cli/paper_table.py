@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedgsca.cli.compare import Ceiling, Noises, ShardText
 from fedgsca.cli.options import Jobs, Json, Quiet, Settings, experiment_options, source_slug
-from fedgsca.errors import ConfigError, WeightsError
-from fedgsca.lab.paper.experiments import EXPERIMENTS
+from fedgsca.errors import ConfigError
 from fedgsca.support.console import print_json
 from fedgsca.support.text import did_you_mean
-
-if TYPE_CHECKING:
-    from fedgsca.config import Tree
 
 
 class ScaleName(StrEnum):
@@ -34,12 +30,6 @@ ScaleOption = Annotated[
 Data = Annotated[
     str | None, typer.Option("--data", help="kvasir:ROOT, odir:ROOT, chaoyang:ROOT; mini: any")
 ]
-Weights = Annotated[
-    Path | None, typer.Option("--weights", help="LVM-Med ResNet-50 weights (paper scale)")
-]
-NoWeights = Annotated[
-    bool, typer.Option("--no-weights", help="paper scale from random weights; every output says so")
-]
 Rows = Annotated[
     str | None,
     typer.Option(
@@ -54,12 +44,6 @@ Out = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    text = "Reproduce a table or figure of the paper, its numbers beside ours."
-    app.command("table", help=text, rich_help_panel="Train")(table)
-
-
 @experiment_options("rounds", "model", "preset")
 def table(
     settings: Settings,
@@ -67,8 +51,6 @@ def table(
     scale: ScaleOption = ScaleName.paper,
     data: Data = None,
     noise: Noises = None,
-    weights: Weights = None,
-    no_weights: NoWeights = False,
     methods: Rows = None,
     seeds: Seeds = None,
     ceiling: Ceiling = True,
@@ -78,7 +60,12 @@ def table(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca table`."""
+    """Reproduce a table or figure of the paper, its numbers beside ours."""
+    from fedgsca.cli.compare import Output, start_comparison
+    from fedgsca.lab.paper import EXPERIMENTS, make_plan
+    from fedgsca.lab.plan import parse_methods, parse_seeds
+    from fedgsca.lab.runner import parse_shard
+
     if name is None:
         list_experiments(as_json=as_json)
         return
@@ -88,12 +75,6 @@ def table(
             f"the paper has no experiment {name!r}",
             fix=f"{did_you_mean(name, EXPERIMENTS)}use one of: {', '.join(EXPERIMENTS)}",
         )
-    from fedgsca.cli.compare import start_comparison
-    from fedgsca.lab.paper.plans import make_plan
-    from fedgsca.lab.plan import parse_methods, parse_seeds
-    from fedgsca.lab.runner import parse_shard
-
-    tree = _add_weights(settings.tree, scale, weights, no_weights)
     plan = make_plan(
         EXPERIMENTS[name],
         scale.value,
@@ -101,21 +82,18 @@ def table(
         rows=parse_methods(methods) if methods else (),
         noises=tuple(noise or ()),
         seeds=parse_seeds(seeds) if seeds else (),
-        tree=tree,
+        tree=settings.tree,
         ceiling=ceiling,
-        without_weights=no_weights,
     )
     parts = (name, scale.value, source_slug(data or ""))
     folder = out or Path("runs") / "-".join(part for part in parts if part)
-    start_comparison(
-        plan, folder, jobs=jobs, shard=parse_shard(shard), quiet=quiet, as_json=as_json
-    )
+    output = Output(jobs, quiet=quiet, as_json=as_json)
+    start_comparison(plan, folder, output, parse_shard(shard))
 
 
 def list_experiments(*, as_json: bool) -> None:
     """All experiments with their numbers of runs."""
-    from fedgsca.lab.paper.experiments import DATASETS
-    from fedgsca.lab.paper.plans import SEEDS_OF, read_numbers
+    from fedgsca.lab.paper import DATASETS, EXPERIMENTS, SEEDS_OF, read_numbers
     from fedgsca.lab.table import Table, print_tables
 
     places = read_numbers()["experiments"]
@@ -137,39 +115,3 @@ def list_experiments(*, as_json: bool) -> None:
     )
     head = ["experiment", "paper", "", "runs", "mini runs"]
     print_tables([Table("fedgsca table NAME", head, rows, words=(1, 2), note=note)])
-
-
-def _add_weights(tree: Tree, scale: ScaleName, weights: Path | None, no_weights: bool) -> Tree:
-    """The paper starts from LVM-Med; any other start must be explicit."""
-    from fedgsca.config import merge
-
-    if scale == ScaleName.mini:
-        if weights or no_weights:
-            raise ConfigError(
-                "table.weights-at-mini-scale",
-                "--weights and --no-weights can be used with --scale paper only",
-                fix="use --set model.weights=FILE together with --model",
-            )
-        return tree
-    file = tree.get("model", {}).get("weights") or weights
-    if no_weights and file:
-        raise ConfigError(
-            "table.conflicting-weights",
-            "--no-weights and a weights file cannot be combined",
-            fix="remove one of them",
-        )
-    if no_weights:
-        return tree
-    if file is None:
-        raise ConfigError(
-            "table.weights-required",
-            "the paper's network starts from LVM-Med ResNet-50 weights, and no file is given",
-            fix="add --weights lvmmed_resnet.torch, or --no-weights to start from random weights",
-        )
-    if not Path(file).expanduser().is_file():
-        raise WeightsError(
-            "weights.file-not-found",
-            f"the weights file {file} does not exist",
-            fix="check the path given to --weights",
-        )
-    return merge(tree, {"model": {"weights": str(file)}})

@@ -24,12 +24,6 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", help="for several runs: folder of the comparison; default runs/A-vs-B"),
 ]
-PreviousRunFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--before", metavar="RUN", help="a run on the uncorrected labels, to compare with"
-    ),
-]
 Live = Annotated[
     bool,
     typer.Option("--live", help="write it again while the run happens; the page refreshes itself"),
@@ -38,23 +32,14 @@ Live = Annotated[
 LIVE_SECONDS = 10
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command(
-        "report", help="Write the report of a run or a comparison.", rich_help_panel="Train"
-    )(report)
-
-
-def report(
-    paths: Folders, previous: PreviousRunFolder = None, live: Live = False, out: Out = None
-) -> None:
-    """`fedgsca report`."""
+def report(paths: Folders, live: Live = False, out: Out = None) -> None:
+    """Write the report of a run or a comparison."""
     if len(paths) > 1:
-        if previous is not None or live:
+        if live:
             raise ConfigError(
                 "cli.conflicting-options",
-                "--before and --live cannot be combined with several runs",
-                fix="give one run with --before or --live, or several runs without them",
+                "--live cannot be combined with several runs",
+                fix="give one run with --live, or several runs without it",
             )
         _compare_runs(paths, out)
         return
@@ -80,11 +65,6 @@ def report(
         from fedgsca.lab.comparison import read_comparison, write_tables
 
         write_tables(path, read_comparison(path))
-    if previous is not None:
-        from fedgsca.lab.report.previous_run import remember_previous, write_difference
-
-        remember_previous(path, previous)
-        write_difference(path, previous)
     print_line(f"report  {write_report(path, with_figures=True)}", "bold")
 
 

@@ -38,13 +38,6 @@ TakesNew = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command(
-        "withdraw", help="A patient leaves: out of training, cache, memory, audits and lists."
-    )(withdraw_command)
-
-
 def withdraw_command(
     place: Place,
     patients: Patients = None,
@@ -52,7 +45,7 @@ def withdraw_command(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """`fedgsca withdraw`."""
+    """A patient leaves: out of training, cache, memory, audits and lists."""
     from fedgsca.labels.withdrawal import withdraw
 
     names = patients or []

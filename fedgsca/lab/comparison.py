@@ -19,7 +19,6 @@ from fedgsca.errors import RunFolderError
 from fedgsca.federation.records import RoundRecord, RunResult, finite
 from fedgsca.federation.run_folder import dumps, read_rounds, read_setup
 from fedgsca.federation.samples import check_weights
-from fedgsca.lab import runner
 from fedgsca.lab.frames import cell_rows, make_frame
 from fedgsca.lab.plan import (
     ComparisonPlan,
@@ -42,10 +41,12 @@ from fedgsca.lab.report.comparison_columns import (
 from fedgsca.lab.report.comparison_rows import ComparisonRow, compare_rows, with_differences
 from fedgsca.lab.report.run_facts import grade_kappa, result_notes, unused_labels
 from fedgsca.lab.runner import (
+    ALL_CELLS,
     GridCell,
     GridObserver,
     Results,
-    SilentGridObserver,
+    Shard,
+    check_folder,
     finished_cells,
     folder_of,
     raise_failures,
@@ -58,11 +59,6 @@ from fedgsca.support.text import join_words
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def check_folder(cells: Iterable[GridCell], out: Path) -> None:
-    """Check before anything runs that the folder is new, or holds this comparison."""
-    runner.check_folder(cells, out, marker="plan.json", kind="comparison")
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,7 @@ def compare(
         vary={key: unique_values(key, values) for key, values in (vary or {}).items()},
     )
     check_variation(plan.vary, {})
-    result = run_plan(plan, out, observer or SilentGridObserver(), jobs=jobs)
+    result = run_plan(plan, out, observer or GridObserver(), jobs=jobs)
     if result.comparison.cells:
         result = replace(result, comparison=write_tables(out, result.comparison))
     raise_failures(result.failures, len(plan.cells()), out)
@@ -161,7 +157,7 @@ def run_plan(
     observer: GridObserver,
     *,
     jobs: int = 1,
-    shard: runner.Shard = runner.ALL_CELLS,
+    shard: Shard = ALL_CELLS,
 ) -> ComparisonResult:
     """Run what the plan requests and is not finished yet.
 
@@ -327,7 +323,7 @@ def write_tables(out: Path, comparison: Comparison) -> Comparison:
     comparison = with_differences(out, comparison)
     plan = read_plan(out)
     if plan is not None and plan.is_timed:
-        comparison = with_times(plan, out, comparison)
+        comparison = with_times(out, comparison)
     save_comparison(out, comparison)
     tables = make_tables(comparison)
     overview = overview_table(comparison)

@@ -57,11 +57,11 @@ def compare_existing(paths: Sequence[Path], out: Path) -> tuple[Comparison, list
 
 def _read_finished(path: Path) -> RunResult:
     result = read_result(path) if path.is_dir() else None
-    if result is None:
+    if result is None or (path / "plan.json").exists():
         raise RunFolderError(
             "run.not-finished",
             f"{path} is not the folder of a finished run",
-            fix="give folders of finished runs, or finish it with `fedgsca resume`",
+            fix=f"give the folder of a finished run, or finish it with `fedgsca resume {path}`",
         )
     return result
 
@@ -96,12 +96,7 @@ def copy_for_more_rounds(run: Path, rounds: int, out: Path | None = None) -> Pat
     The learning rate follows the longer schedule from here on, so the result is not that of a run
     which had `rounds` from the beginning. The folder of the shorter run stays as it is.
     """
-    if (run / "plan.json").exists() or read_result(run) is None:
-        raise RunFolderError(
-            "run.not-finished",
-            f"{run} is not the folder of a finished run",
-            fix=f"run `fedgsca resume {run}` without --rounds first",
-        )
+    _read_finished(run)
     config = read_config(run)
     if rounds <= config.train.rounds:
         raise ConfigError(

@@ -10,7 +10,7 @@ The columns are those of the functions below; docs/python.md describes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -166,38 +166,20 @@ def read_selection(folder: Path, site: str) -> SiteSelection:
         )
     with np.load(path, allow_pickle=False) as arrays:
         notes = dict(arrays)
-    return _join_selection(
-        site,
-        notes,
-        np.asarray(division.table.ids[division.rows[site]], dtype=str),
-        np.asarray(division.given[site]),
-        division.truth.get(site),
-        np.array(division.table.classes),
-    )
-
-
-def _join_selection(
-    site: str,
-    notes: Mapping[str, np.ndarray],
-    files: np.ndarray,
-    given: np.ndarray,
-    truth: np.ndarray | None,
-    classes: np.ndarray,
-) -> SiteSelection:
-    """Arrays (n,) of a site's notes, its labels as numbers, and the class names (C,)."""
-    pseudo = np.full(len(files), "", dtype=classes.dtype)
+    given = np.asarray(division.given[site])
+    truth = division.truth.get(site)
+    classes = np.array(division.table.classes)
+    pseudo = np.full(len(given), "", dtype=classes.dtype)
     if "pseudo_rows" in notes:
         pseudo[notes["pseudo_rows"]] = classes[notes["pseudo_labels"]]
-    true = None
-    if truth is not None:  # an image of none of the classes has a number beyond them
-        names = np.append(classes, "")
-        true = names[np.clip(truth, -1, len(classes))]
+    # an image of none of the classes has a number beyond them
+    names = np.append(classes, "")
     return SiteSelection(
         site=site,
         round=int(notes["round"]) + 1,
-        files=files,
+        files=np.asarray(division.table.ids[division.rows[site]], dtype=str),
         given=classes[given],
-        true=true,
+        true=None if truth is None else names[np.clip(truth, -1, len(classes))],
         noisy=~np.asarray(notes["clean"], dtype=bool),
         posterior=notes.get("clean_probability"),
         loss=notes.get("losses"),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedgsca.config import (
     Tree,
     build,
     differences,
+    flatten,
     merge,
     parse_set,
     read_toml,
@@ -97,14 +99,22 @@ class ComparisonPlan:
 
         Seed by seed and noise by noise, so that an interrupted comparison has complete columns.
         """
+        return list(self._cells)
+
+    @cached_property
+    def _cells(self) -> tuple[GridCell, ...]:
+        """Checked once: a comparison may have hundreds."""
         cells: list[GridCell] = []
         for seed in self.seeds:
             for noise in self.noises:
                 for variant in self.variants:
-                    cells += self._condition_cells(noise, variant, seed)
+                    for row in self.methods:
+                        cells.append(self._cell("method", row, noise, seed, variant))
+                    if self.ceiling and BASELINE in self.methods and not is_clean(noise):
+                        cells.append(self._cell("ceiling", BASELINE, noise, seed, variant))
             if self.clean:
                 cells.append(self._cell("clean", BASELINE, "0", seed, self.variants[0]))
-        return cells
+        return tuple(cells)
 
     @property
     def variants(self) -> list[ComparisonVariant]:
@@ -114,13 +124,6 @@ class ComparisonPlan:
     def label_of(self, row: str) -> str:
         """The name of a row for people."""
         return self.labels.get(row) or method_title(row)
-
-    def _condition_cells(self, noise: str, variant: ComparisonVariant, seed: int) -> list[GridCell]:
-        """All rows under one noise with one network and its settings, and the ceiling."""
-        cells = [self._cell("method", row, noise, seed, variant) for row in self.methods]
-        if self.ceiling and BASELINE in self.methods and not is_clean(noise):
-            cells.append(self._cell("ceiling", BASELINE, noise, seed, variant))
-        return cells
 
     def _cell(
         self, role: Role, row: str, noise: str, seed: int, variant: ComparisonVariant
@@ -137,8 +140,10 @@ class ComparisonPlan:
         name = f"{row}-{slug(noise, keep=' %')}"
         if variant.model is not None:
             name += f"-{slug(variant.model)}"
-        if variant.settings:
-            name += f"-{folder_part(variant.settings)}"
+        if variant.settings:  # sites-10-participation-0.5
+            items = variant.settings.items()
+            parts = [f"{setting_name(key)}-{setting_value(value)}" for key, value in items]
+            name += f"-{slug('-'.join(parts))}"
         return GridCell(f"{name}-s{seed}", row, noise, seed, config, role, variant)
 
     def to_json(self) -> dict[str, Any]:
@@ -253,17 +258,23 @@ def parse_methods(text: str) -> tuple[str, ...]:
 def parse_models(text: str) -> tuple[str, ...]:
     """Networks of a comparison: "cnn,efficientnet-lite0+frozen,resnet18+frozen=FILE"."""
     models = _unique("--models", [part.strip() for part in text.split(",")], "cnn,resnet18")
-    folders: dict[str, str] = {}
     for model in models:
         model_tree(model)
-        earlier_model = folders.setdefault(slug(model), model)
-        if earlier_model != model:  # their runs would share a folder
-            raise ConfigError(
-                "grid.similar-models",
-                f"--models: {earlier_model} and {model} differ in punctuation only",
-                fix="rename one of the files or modules",
-            )
+    _refuse_similar("--models", models)
     return models
+
+
+def _refuse_similar(flag: str, names: Iterable[str]) -> None:
+    """Names that differ in punctuation only: their runs would share a folder."""
+    folders: dict[str, str] = {}
+    for name in names:
+        earlier = folders.setdefault(slug(name), name)
+        if earlier != name:
+            raise ConfigError(
+                "grid.similar-names",
+                f"{flag}: {earlier} and {name} differ in punctuation only",
+                fix="rename one of them, or compare them in two comparisons",
+            )
 
 
 def model_tree(text: str) -> Tree:
@@ -362,26 +373,25 @@ def extend(plan: ComparisonPlan, out: Path) -> ComparisonPlan:
         earlier = None
     if earlier is None:
         return plan
-    if bool(earlier.models) != bool(plan.models):
-        raise RunFolderError(
-            "grid.other-models",
-            f"{out} holds another comparison: only one of the two varies the network",
-            fix="choose another --out",
-        )
-    if set(earlier.vary) != set(plan.vary):
+    old_keys = {*earlier.vary, *(["the network"] if earlier.models else ())}
+    new_keys = {*plan.vary, *(["the network"] if plan.models else ())}
+    if old_keys != new_keys:
         raise RunFolderError(
             "grid.other-variation",
             f"{out} holds another comparison: only one of the two varies "
-            + join_words(sorted(set(earlier.vary) ^ set(plan.vary))),
+            + join_words(sorted(old_keys ^ new_keys)),
             fix="choose another --out",
         )
+    lists: dict[str, Any] = {}
+    for name in ("methods", "noises", "seeds", "models"):
+        lists[name] = tuple(dict.fromkeys((*getattr(earlier, name), *getattr(plan, name))))
+    variation = {}
+    for key, values in earlier.vary.items():
+        variation[key] = unique_values(key, [*values, *plan.vary[key]])  # a value may be a list
     joint_plan = replace(
         plan,
-        vary=join_variations(earlier.vary, plan.vary),
-        models=tuple(dict.fromkeys((*earlier.models, *plan.models))),
-        methods=tuple(dict.fromkeys((*earlier.methods, *plan.methods))),
-        noises=tuple(dict.fromkeys((*earlier.noises, *plan.noises))),
-        seeds=tuple(dict.fromkeys((*earlier.seeds, *plan.seeds))),
+        **lists,
+        vary=variation,
         tree=merge(earlier.tree, plan.tree),
         ceiling=earlier.ceiling or plan.ceiling,
         clean=earlier.clean or plan.clean,
@@ -452,24 +462,16 @@ def parse_variation(items: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 def unique_values(key: str, values: Sequence[Any]) -> tuple[Any, ...]:
     """The values of a varied setting, each once."""
     unique: list[Any] = []
-    folders: dict[str, str] = {}
     for value in values:
-        name = setting_value(value)
         if value not in unique:
             unique.append(value)
-        earlier = folders.setdefault(slug(name), name)
-        if earlier != name:  # their runs would share a folder
-            raise ConfigError(
-                "grid.similar-values",
-                f"--vary {key}: {earlier} and {name} differ in punctuation only",
-                fix="compare them in two comparisons",
-            )
     if not unique:
         raise ConfigError(
             "grid.empty-variation",
             f"{key} has no values to vary",
             fix="give at least one value",
         )
+    _refuse_similar(f"--vary {key}", [setting_value(value) for value in unique])
     return tuple(unique)
 
 
@@ -482,22 +484,12 @@ def check_variation(variation: Variation, tree: Tree) -> None:
                 f"--vary cannot vary {key}",
                 fix=f"use {_OTHER_FLAGS[key]}",
             )
-        if has_key(tree, key):
+        if any(name == key or name.startswith(f"{key}.") for name in flatten(dict(tree))):
             raise ConfigError(
                 "grid.varied-and-set",
                 f"{key} is both varied and set to one value",
                 fix="leave one of the two out",
             )
-
-
-def has_key(tree: Tree, key: str) -> bool:
-    """Whether a tree sets a dotted key."""
-    node: Any = tree
-    for name in key.split("."):
-        if not isinstance(node, Mapping) or name not in node:
-            return False
-        node = node[name]
-    return True
 
 
 def without_keys(tree: Tree, keys: Sequence[str]) -> Tree:
@@ -509,17 +501,3 @@ def without_keys(tree: Tree, keys: Sequence[str]) -> Tree:
         elif isinstance(tree.get(section), Mapping):
             tree = {**tree, section: without_keys(tree[section], [name_below])}
     return tree
-
-
-def folder_part(settings: Mapping[str, Any]) -> str:
-    """The settings in the name of a run's folder: sites-10-participation-0.5."""
-    parts = [f"{setting_name(key)}-{setting_value(value)}" for key, value in settings.items()]
-    return slug("-".join(parts))
-
-
-def join_variations(first: Variation, second: Variation) -> dict[str, tuple[Any, ...]]:
-    """The values of both, for the same keys."""
-    joint = {}
-    for key, values in first.items():
-        joint[key] = unique_values(key, [*values, *second[key]])  # a value may be a list
-    return joint

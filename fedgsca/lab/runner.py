@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from fedgsca.config import Config, Difference, differences
 from fedgsca.errors import ConfigError, FedgscaError, RunFolderError
 from fedgsca.federation.base import RunObserver
+from fedgsca.federation.progress import Display
 from fedgsca.federation.records import RunResult
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_config
@@ -43,30 +45,43 @@ class GridCell:
     variant: ComparisonVariant = NO_VARIANT
 
 
-class GridObserver(Protocol):
-    """Shows the progress of a grid to a person."""
+class GridObserver:
+    """Receives the events of a grid. This one ignores them."""
 
     def observe(self, cell: GridCell) -> RunObserver:
         """The observer of a run that starts now."""
-        ...
+        return RunObserver()
 
     def on_run_done(self, cell: GridCell, result: RunResult) -> None:
         """Called after a run has finished."""
-        ...
 
     def on_run_failed(self, cell: GridCell, error: Exception) -> None:
         """Called after a run has failed; the others continue."""
-        ...
 
 
-class SilentGridObserver:
-    """Shows nothing."""
+class GridDisplay(GridObserver):
+    """Shows the progress of every run of a grid, and the errors of those that fail."""
+
+    def __init__(self, progress: Display) -> None:
+        self.progress = progress
 
     def observe(self, cell: GridCell) -> RunObserver:
-        return RunObserver()
+        """An observer for the rounds of one run."""
+        return self.progress.observe(cell.name)
 
-    def on_run_done(self, cell: GridCell, result: RunResult) -> None: ...
-    def on_run_failed(self, cell: GridCell, error: Exception) -> None: ...
+    def on_run_done(self, cell: GridCell, result: RunResult) -> None:
+        """Show the score."""
+        self.progress.finish_run(cell.name, f"F1 {result.f1:.1f}")
+
+    def on_run_failed(self, cell: GridCell, error: Exception) -> None:
+        """Show the error; the other runs continue."""
+        self.progress.finish_run(cell.name, "failed")
+        if isinstance(error, FedgscaError):
+            text = f"{cell.name} failed [{error.code}]: {error.message}\nFix: {error.fix}"
+        else:
+            trace = "".join(traceback.format_exception(error))
+            text = f"{cell.name} failed; this is a bug, please report it:\n{trace}"
+        self.progress.print(text, "red")
 
 
 def folder_of(cell: GridCell, out: Path) -> Path:
@@ -103,42 +118,34 @@ def damaged_run(folder: Path, problem: str) -> RunFolderError:
     )
 
 
-def check_folder(cells: Iterable[GridCell], out: Path, *, marker: str, kind: str) -> None:
-    """Check before anything runs that the folder is new, or of this kind with the same settings.
-
-    `marker` is the file that a folder of this kind has; `kind` is what messages call it.
-    """
+def check_folder(cells: Iterable[GridCell], out: Path) -> None:
+    """Check before anything runs that the folder is new, or holds this comparison."""
     if out.exists() and not out.is_dir():
         raise RunFolderError(
             "grid.out-is-a-file",
             f"{out} is a file, not a folder",
             fix="choose a folder with --out",
         )
-    if _has_files(out) and not (out / marker).exists():
+    # a lock and abandoned temporary files do not count
+    paths = [path for path in out.glob("*") if path.name != ".lock" and path.suffix != ".tmp"]
+    if paths and not (out / "plan.json").exists():
         raise RunFolderError(
             "grid.folder-not-empty",
-            f"{out} is neither empty nor the folder of a previous {kind}",
+            f"{out} is neither empty nor the folder of a previous comparison",
             fix="choose a new folder with --out",
         )
     for cell in cells:
-        changes = config_changes(cell, folder_of(cell, out))
+        changes = _config_changes(cell, folder_of(cell, out))
         if changes:
             raise RunFolderError(
                 "grid.other-settings",
-                f"{out} holds another {kind}; cell {cell.name} differs:\n  "
+                f"{out} holds another comparison; cell {cell.name} differs:\n  "
                 + "\n  ".join(describe_changes(changes)),
-                fix=f"choose another --out, or continue that {kind} with `fedgsca resume {out}`",
+                fix=f"choose another --out, or continue that one with `fedgsca resume {out}`",
             )
 
 
-def _has_files(folder: Path) -> bool:
-    """Whether a folder has anything but a lock and abandoned temporary files."""
-    if not folder.is_dir():
-        return False
-    return any(path.name != ".lock" and path.suffix != ".tmp" for path in folder.iterdir())
-
-
-def config_changes(cell: GridCell, folder: Path) -> list[Difference]:
+def _config_changes(cell: GridCell, folder: Path) -> list[Difference]:
     """Settings in which the run in this folder differs from the cell; none if there is no run.
 
     The location of the files of a finished run does not count: it may be from another machine.
@@ -146,9 +153,8 @@ def config_changes(cell: GridCell, folder: Path) -> list[Difference]:
     if not (folder / "config.toml").exists():
         return []
     changes = differences(cell.config, read_config(folder))
-    if not (folder / "result.json").exists():
-        return changes
-    return [change for change in changes if change.key not in ("data.source", "model.weights")]
+    places = ("data.source", "model.weights") if (folder / "result.json").exists() else ()
+    return [change for change in changes if change.key not in places]
 
 
 def describe_changes(changes: Sequence[Difference]) -> list[str]:
@@ -183,19 +189,15 @@ def run_cells(
             result = run(cell.config, folder_of(cell, out), jobs=jobs, observer=run_observer)
             assert result is not None  # only a run that is told to stop early has no result
         except Exception as error:  # also our own bugs: hours of other runs must not be lost
-            failures[cell.name] = _reason(error)
+            failures[cell.name] = f"{type(error).__name__}: {error}"
+            if isinstance(error, FedgscaError):
+                failures[cell.name] = error.message
             observer.on_run_failed(cell, error)
             continue
         results[cell.name] = result
         observer.on_run_done(cell, result)
         on_result(cell)
     return failures
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, FedgscaError):
-        return error.message
-    return f"{type(error).__name__}: {error}"
 
 
 def raise_failures(failures: Mapping[str, str], num_runs: int, out: Path) -> None:

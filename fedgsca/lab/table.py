@@ -162,12 +162,11 @@ def to_markdown(tables: Sequence[Table]) -> str:
     return "\n".join(lines)
 
 
+_MARKDOWN = {"": "{}", "best": "**{}**", "reference": "*{}*"}
+
+
 def _markdown_cell(table: Table, cell: str | Cell) -> str:
-    text = escape_text(text_of(cell))
-    if _mark_of(cell) == "best":
-        text = f"**{text}**"
-    elif _mark_of(cell) == "reference":
-        text = f"*{text}*"
+    text = _MARKDOWN[_mark_of(cell)].format(escape_text(text_of(cell)))
     letters = table.letters(cell)
     return f"{text}<sup>{letters}</sup>" if letters else text
 
@@ -224,11 +223,10 @@ def to_latex(tables: Sequence[Table]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_LATEX = {"": "{}", "best": r"\textbf{{{}}}", "reference": r"\emph{{{}}}"}
+
+
 def _latex_cell(table: Table, cell: str | Cell) -> str:
-    text = escape(text_of(cell))
-    if _mark_of(cell) == "best":
-        text = rf"\textbf{{{text}}}"
-    elif _mark_of(cell) == "reference":
-        text = rf"\emph{{{text}}}"
+    text = _LATEX[_mark_of(cell)].format(escape(text_of(cell)))
     letters = table.letters(cell)
     return rf"{text}$^{{\mathrm{{{letters}}}}}$" if letters else text

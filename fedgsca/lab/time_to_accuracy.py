@@ -12,16 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
 
 from fedgsca.config import Tree, merge
 from fedgsca.errors import ConfigError
 from fedgsca.federation.run_folder import read_rounds, read_timing
-from fedgsca.lab.plan import ComparisonPlan, is_clean
+from fedgsca.lab.plan import is_clean
 from fedgsca.lab.records import Comparison
 from fedgsca.lab.report.comparison_rows import BASELINE
-from fedgsca.lab.runner import damaged_run, folder_of
-from fedgsca.metrics import HEADLINE_ROUNDS
+from fedgsca.lab.runner import damaged_run
 
 SHARE = 0.95
 CPU, WALL = "CPU seconds", "seconds"
@@ -34,11 +32,6 @@ class Curve:
     f1: Sequence[float]
     seconds: Sequence[float]
 
-    @property
-    def final(self) -> float:
-        """The mean of the last rounds."""
-        return fmean(self.f1[-HEADLINE_ROUNDS:])
-
     def reach(self, target: float) -> float | None:
         """The seconds until the first round whose F1 is at least `target`; None: never."""
         for score, seconds in zip(self.f1, self.seconds, strict=True):
@@ -47,29 +40,24 @@ class Curve:
         return None
 
 
-def with_times(plan: ComparisonPlan, out: Path, comparison: Comparison) -> Comparison:
+def with_times(out: Path, comparison: Comparison) -> Comparison:
     """The comparison with the times of all runs whose FedAvg and ceiling are finished."""
-    folders = {cell.path: out / cell.path for cell in comparison.cells}
-    # (condition, seed) -> FedAvg and the ceiling
-    baselines: dict[tuple[str, int], Path] = {}
-    ceilings: dict[tuple[str, int], Path] = {}
-    for cell in plan.cells():
-        folder = folder_of(cell, out)
-        if (folder / "result.json").is_file() and cell.role != "clean":
-            place = (cell.variant.join(cell.noise), cell.seed)
-            if cell.row == BASELINE:
-                baselines[place] = folder
-            if cell.role == "ceiling" or (cell.row == BASELINE and is_clean(cell.noise)):
-                ceilings[place] = folder
-    clock = _choose_clock([*folders.values(), *baselines.values(), *ceilings.values()])
+    clock = _choose_clock([out / cell.path for cell in comparison.cells])
+    # (condition, seed) -> FedAvg
+    baselines = {
+        (cell.condition, cell.seed): cell for cell in comparison.cells if cell.method == BASELINE
+    }
     cells = []
     for run in comparison.cells:
-        place = (run.condition, run.seed)
-        if place in baselines and place in ceilings:
-            curve = read_curve(folders[run.path], clock)
-            best = max(read_curve(baselines[place], clock).f1)
-            goal = SHARE * read_curve(ceilings[place], clock).final
-            run = replace(run, seconds_to_best=curve.reach(best), seconds_to_goal=curve.reach(goal))
+        baseline = baselines.get((run.condition, run.seed))
+        ceiling = comparison.ceiling.get(run.condition, {}).get(str(run.seed))
+        if baseline is not None and is_clean(run.noise):
+            ceiling = baseline.f1
+        if baseline is not None and ceiling is not None:
+            curve = read_curve(out / run.path, clock)
+            best = max(read_curve(out / baseline.path, clock).f1)
+            goal = curve.reach(SHARE * ceiling)
+            run = replace(run, seconds_to_best=curve.reach(best), seconds_to_goal=goal)
         cells.append(run)
     note = (
         f"Times are {clock} of complete rounds until FedAvg's best F1 and until 95 % of the ceiling"

@@ -22,8 +22,9 @@ from fedgsca.lab.report.elements import (
     Photo,
     Tile,
     fold_long_table,
+    percent_text,
+    ratio_text,
 )
-from fedgsca.lab.report.number_text import percent_text, ratio_text
 from fedgsca.lab.report.run_facts import method_title
 from fedgsca.lab.table import Table
 from fedgsca.labels.audit_images import AuditImages

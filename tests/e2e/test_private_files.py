@@ -25,7 +25,6 @@ exchange export run/audit/site-1 --format label-studio --out for-studio.json
 predict run images/img --out new/predictions.csv
 export run --out exported
 report run
-noise S40 --data images --picture noise.svg
 audit-folder images --out own-audit {NETWORK}
 compare --data images --methods fedavg,fedgsca --rounds 2 --seeds 1 --out compared {NETWORK} -q
 resume run --rounds 11 -q

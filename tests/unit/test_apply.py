@@ -16,7 +16,7 @@ import pytest
 import fedgsca
 from fedgsca.cli import execute
 from fedgsca.cli.apply import _counts_text
-from fedgsca.cli.run_summary import show_run
+from fedgsca.cli.run import show_run
 from fedgsca.data.load import load
 from fedgsca.data.relabel import log_path, read_log
 from fedgsca.errors import ConfigError, DataError, FedgscaError, RunFolderError

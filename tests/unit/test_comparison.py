@@ -16,7 +16,6 @@ from fedgsca.federation.base import RunObserver
 from fedgsca.federation.records import RunResult
 from fedgsca.federation.run_folder import read_config
 from fedgsca.lab.comparison import (
-    check_folder,
     collect,
     compare,
     read_comparison,
@@ -28,7 +27,6 @@ from fedgsca.lab.plan import (
     check_variation,
     choose_methods,
     default_methods,
-    join_variations,
     model_tree,
     parse_methods,
     parse_models,
@@ -42,7 +40,7 @@ from fedgsca.lab.plan import (
 from fedgsca.lab.report.comparison_columns import overview_table
 from fedgsca.lab.report.comparison_rows import compare_rows
 from fedgsca.lab.report.html_page import write_report
-from fedgsca.lab.runner import GridCell, Shard, SilentGridObserver
+from fedgsca.lab.runner import GridCell, GridObserver, Shard
 from fedgsca.lab.table import text_of
 from fedgsca.methods.base import load_methods
 from tests.ninth_method import ninth_method
@@ -388,9 +386,9 @@ def test_a_damaged_plan_file_is_replaced(
 
 def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    error = error_of(RunFolderError, check_folder, PLAN.cells(), tmp_path)
+    error = error_of(RunFolderError, runner.check_folder, PLAN.cells(), tmp_path)
     assert error.code == "grid.folder-not-empty"
-    error = error_of(RunFolderError, check_folder, PLAN.cells(), tmp_path / "thesis.txt")
+    error = error_of(RunFolderError, runner.check_folder, PLAN.cells(), tmp_path / "thesis.txt")
     assert error.code == "grid.out-is-a-file"
 
 
@@ -482,7 +480,7 @@ def test_networks_are_rows_with_their_own_ranks_and_ceilings(tmp_path: Path) -> 
     }
     plan = ComparisonPlan(("fedavg", "fedprox"), ("S40",), (0,), tree, models=models)
     assert ComparisonPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    result = run_plan(plan, tmp_path, SilentGridObserver())
+    result = run_plan(plan, tmp_path, GridObserver())
     assert not result.failures
     conditions = [f"S40 with {model}" for model in models]
     rows = [(row.noise, row.method) for row in result.rows]
@@ -497,8 +495,8 @@ def test_networks_are_rows_with_their_own_ranks_and_ceilings(tmp_path: Path) -> 
     write_report(tmp_path)
     other = ComparisonPlan(("fedavg",), ("S40",), (0,), tree)
     with pytest.raises(RunFolderError) as caught:
-        run_plan(other, tmp_path, SilentGridObserver())
-    assert caught.value.code == "grid.other-models"
+        run_plan(other, tmp_path, GridObserver())
+    assert caught.value.code == "grid.other-variation"
 
 
 @pytest.mark.parametrize(
@@ -531,7 +529,7 @@ def test_networks_of_a_comparison_are_checked_before_any_run() -> None:
         ("cnn+cold", "grid.invalid-model"),
         ("cnn=", "grid.invalid-model"),
         ("cmn", "model.unknown"),
-        ("cnn=a/b,cnn=a-b", "grid.similar-models"),
+        ("cnn=a/b,cnn=a-b", "grid.similar-names"),
     ):
         with pytest.raises(ConfigError) as caught:
             parse_models(text)
@@ -550,7 +548,7 @@ def test_varied_settings_are_rows_with_their_own_ranks_and_ceilings(tmp_path: Pa
     vary = {"data.sites": (2, 4), "federation.participation": (0.5, 1.0)}
     plan = ComparisonPlan(("fedavg",), ("S40",), (0,), SMALL_TREE, vary=vary)
     assert ComparisonPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    result = run_plan(plan, tmp_path, SilentGridObserver())
+    result = run_plan(plan, tmp_path, GridObserver())
     assert not result.failures
     conditions = []
     for sites in (2, 4):
@@ -577,7 +575,7 @@ def test_a_comparison_of_settings_continues_whatever_their_order(tmp_path: Path)
     """plan.json has sorted keys: names of runs must not depend on the order of the flags."""
     vary = {"data.sites": (2,), "data.partition": ("stratified", "dirichlet")}
     plan = ComparisonPlan(("fedavg",), ("S40",), (0,), SMALL_TREE, vary=vary)
-    result = run_plan(plan, tmp_path, SilentGridObserver())
+    result = run_plan(plan, tmp_path, GridObserver())
     write_tables(tmp_path, result.comparison)
     saved_plan = read_plan(tmp_path)
     assert saved_plan is not None
@@ -592,20 +590,16 @@ def test_a_comparison_of_settings_continues_whatever_their_order(tmp_path: Path)
 
 def test_a_comparison_of_settings_takes_more_values_but_no_other_key(tmp_path: Path) -> None:
     plan = ComparisonPlan(("fedavg",), ("0",), (0,), SMALL_TREE, vary={"data.sites": (2,)})
-    run_plan(plan, tmp_path, SilentGridObserver())
+    run_plan(plan, tmp_path, GridObserver())
     observer = RecordingObserver()
     run_plan(replace(plan, vary={"data.sites": (4,)}), tmp_path, observer)
     assert observer.ended == ["fedavg-0-sites-4-s0"]
     joint_plan = read_plan(tmp_path)
     assert joint_plan is not None
     assert joint_plan.vary == {"data.sites": (2, 4)}
-    lists = {"train.lr_steps": ([1], [2])}  # a list cannot be the key of a dict
-    assert join_variations(lists, {"train.lr_steps": ([2], [3])}) == {
-        "train.lr_steps": ([1], [2], [3])
-    }
     for vary in ({}, {"data.sites": (2,), "train.epochs": (1,)}):
         with pytest.raises(RunFolderError) as caught:
-            run_plan(replace(plan, vary=vary), tmp_path, SilentGridObserver())
+            run_plan(replace(plan, vary=vary), tmp_path, GridObserver())
         assert caught.value.code == "grid.other-variation"
 
 
@@ -618,7 +612,7 @@ def test_varied_settings_are_checked_before_any_run() -> None:
         (["data.sites"], "grid.invalid-variation"),
         (["data.sites=,"], "grid.invalid-variation"),
         (["data.sites=2", "data.sites=4"], "grid.repeated-variation"),
-        (["data.labels=a/b,a-b"], "grid.similar-values"),
+        (["data.labels=a/b,a-b"], "grid.similar-names"),
     ):
         with pytest.raises(ConfigError) as caught:
             parse_variation(items)
@@ -672,7 +666,7 @@ def test_a_row_is_a_method_with_settings_under_a_name_of_ones_own(
         method_settings={name: one.tree for name, one in rows.items()},
         labels={name: one.label for name, one in rows.items()},
     )
-    result = run_plan(plan, tmp_path, SilentGridObserver())
+    result = run_plan(plan, tmp_path, GridObserver())
     labels = [row.label for row in result.rows]
     assert labels == ["FedAvg", "FedGSCA literal", "Slow", "Ceiling"]
     literal = next(cell.config for cell in plan.cells() if cell.row == "fedgsca-literal")
@@ -700,5 +694,5 @@ def test_parts_of_a_comparison_share_a_folder(
     """Whoever ends last writes the numbers of all."""
     plan = ComparisonPlan(("fedavg", "fedprox"), ("S40",), (0, 1), SMALL_TREE)
     for index in (1, 2, 3):
-        result = run_plan(plan, tmp_path, SilentGridObserver(), shard=Shard(index, 3))
+        result = run_plan(plan, tmp_path, GridObserver(), shard=Shard(index, 3))
     assert len(result.comparison.cells) == 4 and len(result.comparison.ceiling["S40"]) == 2

@@ -16,7 +16,7 @@ from fedgsca.federation.label_evidence import read_evidence, read_header
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_result
 from fedgsca.lab.report.run_reader import read_run
-from fedgsca.lab.report.run_sections.record import event_section
+from fedgsca.lab.report.run_record import event_section
 from fedgsca.labels.decisions import Decision, Decisions
 from fedgsca.wire import read_metadata
 from tests.toys import outcome, toy_config

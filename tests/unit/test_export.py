@@ -18,7 +18,7 @@ from fedgsca.errors import FedgscaError, MissingExtraError, RunFolderError, Weig
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_lines
 from fedgsca.lab.export import formats
-from fedgsca.lab.export.end_to_end import resize_matrix
+from fedgsca.lab.export.formats import resize_matrix
 from fedgsca.lab.export.prediction import open_model
 from fedgsca.lab.export.trained_model import as_evaluated, read_trained
 from fedgsca.lab.export.write_export import compare_models, export
@@ -187,7 +187,7 @@ def test_card_contains_the_numbers_of_the_run(runs: dict[str, Path], tmp_path: P
     ).read_text()
     result = json.loads((runs["whole"] / "result.json").read_text())
     for name, part in result["per_class"].items():
-        scores = f"{part['precision']:.1f} | {part['recall']:.1f} | {part['f1']:.1f}"
+        scores = f"{part['f1']:.1f} | {part['recall']:.1f} | {part['precision']:.1f}"
         assert f"| {name} | {scores} | {part['support']} |" in card
     last = read_lines(runs["whole"] / "metrics.jsonl")[-1]["sites"]
     setup = json.loads((runs["whole"] / "setup.json").read_text())["sites"]

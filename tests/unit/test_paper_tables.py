@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from fedgsca.errors import ConfigError
-from fedgsca.lab.paper.experiments import DATASETS, EXPERIMENTS, REAL
-from fedgsca.lab.paper.plans import MINI_ROUNDS, make_plan, printed_numbers, read_numbers, warmups
+from fedgsca.lab.paper import (
+    DATASETS,
+    EXPERIMENTS,
+    MINI_ROUNDS,
+    REAL,
+    make_plan,
+    printed_numbers,
+    read_numbers,
+    warmups,
+)
 from fedgsca.lab.plan import ComparisonPlan, default_methods
 from fedgsca.lab.records import Comparison
 from fedgsca.lab.report.comparison_columns import make_tables
@@ -58,7 +66,12 @@ def test_paper_scale_needs_the_papers_data() -> None:
         with pytest.raises(ConfigError) as caught:
             make_plan(experiment, "paper", source)
         assert caught.value.code == "table.missing-dataset"
-    plan = make_plan(experiment, "paper", "chaoyang:/images")
+    with pytest.raises(ConfigError) as caught:
+        make_plan(experiment, "paper", "chaoyang:/images")
+    assert caught.value.code == "table.weights-required"
+    tree = {"model": {"weights": "none"}}
+    plan = make_plan(experiment, "paper", "chaoyang:/images", tree=tree)
+    assert any("random weights" in note for note in plan.notes)
     assert plan.noises == ("0",) and plan.tree["data"]["sites"] == DATASETS["chaoyang"].sites
     assert plan.tree["model"]["name"] == "resnet50" and len(plan.seeds) == 5
     assert plan.publication is not None and "0" in plan.publication.rows["fedavg"]
@@ -86,8 +99,10 @@ def test_what_the_experiment_decides_cannot_be_set(options: dict[str, object], c
 
 
 def test_warm_ups_are_shortened_in_proportion() -> None:
-    pairs = warmups(50)
-    assert pairs and all(scaled == -(-default // 2) for default, scaled in pairs.values())
+    full, half = warmups(100), warmups(50)
+    assert full and half.keys() == full.keys()
+    for name, options in full.items():
+        assert half[name]["warmup"] == -(-options["warmup"] // 2)
 
 
 def test_printed_numbers_and_the_agreement_of_orders_are_in_the_table() -> None:

@@ -11,20 +11,27 @@ from typing import Any
 
 import pytest
 
-from fedgsca.config import Config, load_config, to_toml
+from fedgsca.config import load_config, to_toml
 from fedgsca.errors import ConfigError, MissingExtraError
 from fedgsca.federation.base import ObserverGroup
 from fedgsca.federation.records import RoundRecord, RunResult
 from fedgsca.federation.rounds import run
+from fedgsca.lab import trackers
 from fedgsca.lab.plan import ComparisonPlan
-from fedgsca.lab.runner import SilentGridObserver
-from fedgsca.lab.tracking import mlflow_tracker, tensorboard_tracker
-from fedgsca.lab.tracking.base import RunLabel, TrackTarget, parse_targets, round_values, safe_name
-from fedgsca.lab.tracking.observers import (
-    SafeTrackers,
+from fedgsca.lab.runner import GridObserver
+from fedgsca.lab.trackers import (
+    RunLabel,
+    Tracker,
+    TrackTarget,
+    connect_mlflow,
+    parse_targets,
+    safe_name,
+)
+from fedgsca.lab.tracking import (
+    TrackingGridObserver,
     TrackingObserver,
     find_targets,
-    track_comparison,
+    round_values,
     track_run,
 )
 from tests.toys import RecordingObserver, outcome, toy_config
@@ -81,7 +88,7 @@ def steps_of_tensorboard(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def client(folder: Path) -> Any:
-    return mlflow_tracker._connect(mlflow_tracker.file_uri(folder / "mlruns"))
+    return connect_mlflow((folder / "mlruns").resolve().as_uri())
 
 
 def record_id(folder: Path) -> str:
@@ -221,12 +228,11 @@ def test_the_environment_never_sends_a_run_anywhere(
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
-class BrokenTracker:
+class BrokenTracker(Tracker):
     """Fails from the given call on."""
 
     def __init__(self, calls: int) -> None:
         self.calls = calls
-        self.last_step = 0
 
     def _count(self) -> None:
         self.calls -= 1
@@ -238,9 +244,6 @@ class BrokenTracker:
         return None
 
     def log_round(self, step: int, values: Mapping[str, float]) -> None:
-        self._count()
-
-    def log_text(self, name: str, text: str) -> None:
         self._count()
 
     def log_files(self, paths: Sequence[Path]) -> None:
@@ -260,7 +263,7 @@ def test_a_failure_is_one_warning_and_the_run_is_the_same(
         observer.on_message, tmp_path / "run", config, (TrackTarget("tensorboard"),)
     )
     assert tracking is not None
-    tracking.trackers = SafeTrackers([(TrackTarget("tensorboard"), BrokenTracker(calls))])
+    tracking.trackers.trackers = {"tensorboard": BrokenTracker(calls)}
     result = run(config, tmp_path / "run", observer=ObserverGroup(observer, tracking))
     tracking.finish(result)
     expected = "tracking with tensorboard has stopped, the run continues: the disk is full"
@@ -314,8 +317,7 @@ def test_a_comparison_is_one_parent_with_children(tmp_path: Path) -> None:
     out = tmp_path / "runs" / "cmp"
     targets = parse_targets("mlflow,tensorboard")
     warnings: list[str] = []
-    tracking = track_comparison(SilentGridObserver(), out, plan, targets, warnings.append)
-    assert tracking is not None
+    tracking = TrackingGridObserver(GridObserver(), out, plan, targets, warnings.append)
     assert not out.exists(), "nothing is written before the folder belongs to the comparison"
     for cell in plan.cells():
         path = out / "cells" / cell.name
@@ -342,8 +344,7 @@ def test_a_comparison_is_one_parent_with_children(tmp_path: Path) -> None:
         assert child.info.status == "FINISHED"
         assert steps_of_tensorboard(out / "cells" / cell.name, "test/f1") == [(1, 50.0)]
     # the same comparison again: the same parent, no second step
-    tracking = track_comparison(SilentGridObserver(), out, plan, targets, warnings.append)
-    assert tracking is not None
+    tracking = TrackingGridObserver(GridObserver(), out, plan, targets, warnings.append)
     tracking.finish(comparison)
     assert record_id(out) == parent.info.run_id
     history = store.get_metric_history(parent.info.run_id, "f1/S40/fedavg")
@@ -377,15 +378,13 @@ def test_several_trackers_with_and_without_a_place() -> None:
     assert parse_targets(None) == ()
 
 
-@pytest.mark.parametrize("module", [tensorboard_tracker, mlflow_tracker])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_package_is_named_before_anything_runs(
-    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    kind = module.__name__.rpartition(".")[2].removesuffix("_tracker")
-    config: Config = load_config(track=kind)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as error:
-        find_targets(None, config, tmp_path)
+        find_targets(None, load_config(track=kind), tmp_path)
     assert error.value.fix == f"pip install 'fedgsca[{kind}]'"
 
 
@@ -399,7 +398,7 @@ def test_the_modules_of_trackers_are_not_imported_without_need() -> None:
     import subprocess
 
     code = (
-        "import sys, fedgsca.lab.tracking.observers;"
+        "import sys, fedgsca.lab.tracking;"
         "print([name for name in ('mlflow', 'tensorboard') if name in sys.modules])"
     )
     output = subprocess.run(

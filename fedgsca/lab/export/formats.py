@@ -1,4 +1,9 @@
-"""The file formats: how a network is written, and how the file is opened again."""
+"""What is exported, and in which files: one network from pixels to probabilities.
+
+Inputs are uint8 RGB images of one size, (n, H, W, 3), as every decoder gives them. Normalisation,
+the resizing in front of a frozen backbone and the softmax are inside, so that an integrator has no
+constants to copy. Reading, rotating and cropping files stay outside.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +16,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedgsca.errors import MissingExtraError
 from fedgsca.lab.export.model_json import ModelDescription
 from fedgsca.lab.export.trained_model import Probabilities, fill_network
+from fedgsca.models.build import (
+    Classifier,
+    build_exported,
+    build_head_only,
+    feature_width,
+    spec_of,
+)
 from fedgsca.support.registry import is_import_path, require_permission
-
-if TYPE_CHECKING:
-    from torch import nn
-
-
-def _require_nothing() -> None:
-    """A format that needs no optional package."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,8 @@ class ExportFormat:
     description: str
     write: Callable[[nn.Module, ModelDescription], bytes]
     open: Callable[[Path, ModelDescription], Probabilities]
-    # raises if an optional package is missing
-    require: Callable[[], None] = _require_nothing
+    # optional packages
+    packages: tuple[str, ...] = ()
 
 
 def _write_safetensors(model: nn.Module, description: ModelDescription) -> bytes:
@@ -59,9 +67,6 @@ def _write_safetensors(model: nn.Module, description: ModelDescription) -> bytes
 def _open_safetensors(path: Path, description: ModelDescription) -> Probabilities:
     from safetensors.numpy import load_file
 
-    from fedgsca.lab.export.end_to_end import make_export_model
-    from fedgsca.models.build import build_exported, build_head_only
-
     num_classes = len(description.classes)
     name, head = description.architecture, description.head
     if description.feature_width is not None:
@@ -75,10 +80,6 @@ def _open_safetensors(path: Path, description: ModelDescription) -> Probabilitie
 
 
 def _write_torchscript(model: nn.Module, description: ModelDescription) -> bytes:
-    import torch
-
-    from fedgsca.lab.export.end_to_end import example_input
-
     example = example_input(description)
     buffer = io.BytesIO()
     files = {"classes.json": json.dumps(description.classes)}
@@ -91,8 +92,6 @@ def _write_torchscript(model: nn.Module, description: ModelDescription) -> bytes
 
 
 def _open_torchscript(path: Path, description: ModelDescription) -> Probabilities:
-    import torch
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
@@ -100,51 +99,11 @@ def _open_torchscript(path: Path, description: ModelDescription) -> Probabilitie
 
 
 def _run_with_torch(model: Any) -> Probabilities:
-    import torch
-
     def probabilities(images: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
             return np.asarray(model(torch.from_numpy(np.array(images))).numpy())
 
     return probabilities
-
-
-def _write_onnx(model: nn.Module, description: ModelDescription) -> bytes:
-
-    return write_onnx(model, description)
-
-
-def _open_onnx(path: Path, description: ModelDescription) -> Probabilities:
-
-    return open_onnx(path)
-
-
-def _require_onnx() -> None:
-
-    require_packages("onnx", "onnxscript", "onnxruntime")
-
-
-FORMATS: dict[str, ExportFormat] = {
-    "safetensors": ExportFormat(
-        "model.safetensors",
-        "plain weights, for fedgsca and torch",
-        _write_safetensors,
-        _open_safetensors,
-    ),
-    "onnx": ExportFormat(
-        "model.onnx",
-        "for ONNX Runtime and other runtimes; extra [onnx]",
-        _write_onnx,
-        _open_onnx,
-        _require_onnx,
-    ),
-    "torchscript": ExportFormat(
-        "model.pt",
-        "for libtorch and torch.jit.load",
-        _write_torchscript,
-        _open_torchscript,
-    ),
-}
 
 
 # the oldest version that torch's exporter writes without converting
@@ -166,9 +125,6 @@ def write_onnx(model: nn.Module, description: ModelDescription) -> bytes:
     """The network as an ONNX graph for any batch size; its metadata holds the class names."""
     require_packages("onnx", "onnxscript")
     import onnx
-    import torch
-
-    from fedgsca.lab.export.end_to_end import example_input
 
     name = "images" if description.feature_width is None else "features"
     example = example_input(description)
@@ -221,3 +177,112 @@ def _without_chatter() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(old_level)
+
+
+FORMATS: dict[str, ExportFormat] = {
+    "safetensors": ExportFormat(
+        "model.safetensors",
+        "plain weights, for fedgsca and torch",
+        _write_safetensors,
+        _open_safetensors,
+    ),
+    "onnx": ExportFormat(
+        "model.onnx",
+        "for ONNX Runtime and other runtimes; extra [onnx]",
+        write_onnx,
+        lambda path, _: open_onnx(path),
+        ("onnx", "onnxscript", "onnxruntime"),
+    ),
+    "torchscript": ExportFormat(
+        "model.pt",
+        "for libtorch and torch.jit.load",
+        _write_torchscript,
+        _open_torchscript,
+    ),
+}
+
+
+# ---- the network ----
+
+
+class FeatureModel(nn.Module):
+    """(n, D) float32 features of the user's own network -> (n, C) float32 probabilities."""
+
+    def __init__(self, model: Classifier, width: int, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.backbone = model.backbone
+        self.head = model.head
+        self.width = width
+        self.temperature = temperature
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Probabilities (n, C) of features (n, D)."""
+        return self.classify(F.layer_norm(features, (self.width,)))  # as in models/features.py
+
+    def classify(self, features: Tensor) -> Tensor:
+        """The head and the softmax on top of it."""
+        logits = self.head(features)
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        return torch.softmax(logits, dim=1)
+
+
+class EndToEndModel(FeatureModel):
+    """(n, H, W, 3) uint8 -> (n, C) float32 probabilities."""
+
+    mean: Tensor
+    std: Tensor
+    resize_rows: Tensor
+    resize_columns: Tensor
+
+    def __init__(self, model: Classifier, description: ModelDescription) -> None:
+        super().__init__(model, feature_width(description.model), description.temperature)
+        spec = spec_of(description.architecture)
+        height, width = description.image_size
+        self.frozen = description.frozen
+        self.register_buffer("mean", torch.tensor(spec.mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(spec.std).view(1, 3, 1, 1))
+        size = description.feature_size
+        self.resizes = size is not None and (height, width) != (size, size)
+        # A resizing between two fixed sizes is a product with two matrices, (size, H) and
+        # (W, size): the same numbers in every runtime.
+        columns = resize_matrix(width, size or width).T.contiguous()
+        self.register_buffer("resize_rows", resize_matrix(height, size or height))
+        self.register_buffer("resize_columns", columns)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Probabilities (n, C) of images (n, H, W, 3)."""
+        x = images.permute(0, 3, 1, 2).float()
+        if self.resizes:
+            x = self.resize_rows @ x @ self.resize_columns
+        features = self.backbone((x - self.mean) / self.std)
+        if self.frozen:
+            return super().forward(features)
+        return self.classify(features)
+
+
+def make_export_model(model: Classifier, description: ModelDescription) -> nn.Module:
+    """The network that is exported, with everything that an integrator would have to repeat."""
+    if description.feature_width is not None:
+        return FeatureModel(model, description.feature_width, description.temperature).eval()
+    return EndToEndModel(model, description).eval()
+
+
+def example_input(description: ModelDescription) -> Tensor:
+    """Two inputs of zeros, for exporters that follow an example."""
+    if description.feature_width is not None:
+        return torch.zeros((2, description.feature_width))
+    return torch.zeros((2, *description.image_size, 3), dtype=torch.uint8)
+
+
+def resize_matrix(old: int, new: int) -> Tensor:
+    """(new, old): the antialiased linear resizing of models/features.py.
+
+    It is measured by what the resizing does to unit vectors.
+    """
+    if old == new:
+        return torch.eye(old)
+    unit = torch.eye(old).view(1, 1, old, old)
+    size = (new, old)
+    rows = F.interpolate(unit, size=size, mode="bilinear", align_corners=False, antialias=True)
+    return rows[0, 0]

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-
-import numpy as np
 
 from fedgsca.config import flatten
 from fedgsca.federation.changed_samples import SampleChange, read_changes
-from fedgsca.federation.records import SiteRecord
 from fedgsca.lab.export.model_json import ExportCheck, ModelDescription
 from fedgsca.lab.export.temperature import GIVEN_LABELS_CAUTION, TemperatureFit, describe_fit
 from fedgsca.lab.export.trained_model import TrainedModel
-from fedgsca.lab.report.number_text import count_text, percent_text, score_number
+from fedgsca.lab.report.elements import count_text, score_number
 from fedgsca.lab.report.run_facts import (
     headline_scores,
     knows_truth,
     method_title,
-    noise_title,
-    site_noise,
-    unused_shares,
 )
+from fedgsca.lab.report.run_labels import column_table, label_columns
 from fedgsca.lab.report.run_reader import LoadedRun, read_run
-from fedgsca.lab.report.run_sections.scores import (
+from fedgsca.lab.report.run_scores import (
     class_table,
     describe_statistics,
     group_sentences,
+    round_table,
     score_table,
     site_score_table,
 )
 from fedgsca.lab.table import to_markdown
-from fedgsca.metrics import HEADLINE_ROUNDS, per_class
+from fedgsca.metrics import HEADLINE_ROUNDS
 from fedgsca.support.markdown import escape_text, markdown_table
 from fedgsca.support.text import one_line, plural
 from fedgsca.support.version import __version__
@@ -257,50 +253,23 @@ def _use_section(run: LoadedRun, description: ModelDescription) -> list[str]:
 
 def noise_section(run: LoadedRun) -> list[str]:
     """The noise that was added (simulations), and what the method estimates."""
-    columns: dict[str, list[str]] = {}
-    is_simulation = knows_truth(run, run.sites)
-    if is_simulation:
-        columns["Noise added"] = [noise_title(site_noise(run, site)) for site in run.sites]
-        columns["Labels wrong"] = [percent_text(run.noise_rate(site), 1) for site in run.sites]
-    estimates = _estimate_columns(run)
-    columns |= estimates
     lines = ["## Label noise", ""]
-    if is_simulation:
+    if knows_truth(run, run.sites):
         lines += ["This was a simulation: labels were made wrong on purpose for training.", ""]
     else:
         text = "No labels were changed on purpose. How many of the given labels are wrong is not"
         lines += [f"{text} known.", ""]
-    if estimates:
-        lines += [
-            "What the method found is an estimate, not a statement about patients or annotators.",
-            "",
-        ]
+    columns = label_columns(run)
+    del columns["Images"]
+    if not columns.keys() <= {"Noise added", "Labels wrong"}:
+        text = "What the method found is an estimate, not a statement about patients or annotators."
     else:
-        lines += [
+        text = (
             "No site reported how many of its labels look wrong: either the method does not "
-            "estimate it, or it was still in its warm-up.",
-            "",
-        ]
-    if not columns:
-        return lines
-    rows = [list(row) for row in zip(run.sites, *columns.values(), strict=True)]
-    return [*lines, *markdown_table(["Site", *columns], rows)]
-
-
-def _estimate_columns(run: LoadedRun) -> dict[str, list[str]]:
-    """What sites reported: labels that were not trained on as given, and estimates of the noise."""
-    columns = {}
-    shares = unused_shares(run.metrics, run.settings.noise_level)
-    if shares:
-        texts = [percent_text(shares.get(site), 1) for site in run.sites]
-        columns["Labels not trained on as given"] = texts
-    last_records: Mapping[str, SiteRecord] = run.metrics[-1].sites if run.metrics else {}
-    for name, records in (("delta", run.last_selection), ("noise_level", last_records)):
-        estimates = {site: record.number(name) for site, record in records.items()}
-        if any(estimate is not None for estimate in estimates.values()):
-            texts = [percent_text(estimates.get(site), 1) for site in run.sites]
-            columns["Estimated wrong"] = texts
-    return columns
+            "estimate it, or it was still in its warm-up."
+        )
+    lines += [text, ""]
+    return [*lines, to_markdown([column_table("", run.sites, columns)])] if columns else lines
 
 
 def results_section(run: LoadedRun, rounds: int) -> list[str]:
@@ -308,23 +277,14 @@ def results_section(run: LoadedRun, rounds: int) -> list[str]:
     records = [record for record in run.test_rounds if record.round < rounds and record.confusion]
     if not records:
         return ["## Results", "", "No round was tested.", ""]
-    last = records[-1]
-    rows = []
-    num_images = 0
-    for name, scores in zip(run.classes, per_class(np.array(last.confusion)), strict=True):
-        numbers = [score_number(scores[key]) for key in ("precision", "recall", "f1")]
-        rows.append([name, *numbers, count_text(scores["support"])])
-        num_images += int(scores["support"])
-    means = [score_number(value) for value in (last.precision, last.recall, last.f1)]
-    rows.append(["mean of the classes", *means, count_text(num_images)])
     num_rounds = min(HEADLINE_ROUNDS, len(records))
     f1 = score_number(headline_scores(run).f1)
     return [
         "## Results",
         "",
-        f"On the test set after round {last.round + 1}, in percent:",
+        f"On the test set after round {records[-1].round + 1}, in percent:",
         "",
-        *markdown_table(["Class", "Precision", "Recall", "F1", "Test images"], rows),
+        to_markdown([round_table(run, records[-1])]),
         f"Macro F1, mean of the last {num_rounds} tested rounds: {f1}.",
         "",
         *_statistics_lines(run, rounds),

@@ -128,13 +128,19 @@ def describe_model(trained_model: TrainedModel, file_format: str, file: str) -> 
 
 def to_json(description: ModelDescription) -> bytes:
     """The content of model.json."""
+    fit = description.calibration
     tree = {
         "format": description.format,
         "file": description.file,
         "sha256": description.sha256,
         "classes": list(description.classes),
         "input": _describe_input(description),
-        "output": _describe_output(description),
+        "output": {
+            "name": "probabilities",
+            "type": "float32",
+            "shape": ["batch", len(description.classes)],
+            "sum": 1,
+        },
         "preprocessing": _describe_preprocessing(description),
         "inside_model": _describe_inside(description),
         "architecture": description.architecture,
@@ -142,7 +148,7 @@ def to_json(description: ModelDescription) -> bytes:
         "frozen_backbone": description.frozen,
         "backbone_included": description.feature_width is None,
         "training": description.training.to_json(),
-        "calibration": _describe_calibration(description),
+        "calibration": None if fit is None else fit.to_json(),
         "fedgsca": __version__,
     }
     return json.dumps(tree, indent=1, ensure_ascii=False).encode() + b"\n"
@@ -165,15 +171,6 @@ def _describe_input(description: ModelDescription) -> dict[str, object]:
         "height": height,
         "width": width,
         "batch": "any",
-    }
-
-
-def _describe_output(description: ModelDescription) -> dict[str, object]:
-    return {
-        "name": "probabilities",
-        "type": "float32",
-        "shape": ["batch", len(description.classes)],
-        "sum": 1,
     }
 
 
@@ -216,13 +213,8 @@ def _describe_inside(description: ModelDescription) -> dict[str, object]:
     }
 
 
-def _describe_calibration(description: ModelDescription) -> dict[str, object] | None:
-    fit = description.calibration
-    return None if fit is None else fit.to_json()
-
-
 def _read_calibration(tree: Mapping[str, Any]) -> TemperatureFit | None:
-    """Exports of older versions have none. A temperature that is no number is an error."""
+    """None if nothing was fitted. A temperature that is no number is an error."""
     fit = tree.get("calibration")
     if fit is None:
         return None
@@ -232,17 +224,12 @@ def _read_calibration(tree: Mapping[str, Any]) -> TemperatureFit | None:
     return TemperatureFit.from_json(fit)
 
 
-def _read_layers(tree: Mapping[str, Any]) -> Literal["stages", "last"]:
-    """Exports of older versions have the last layer only."""
-    return "stages" if tree["inside_model"].get("layers") == "stages" else "last"
-
-
 def read_description(folder: Path) -> ModelDescription:
     """The description of an exported model."""
     path = folder / "model.json"
     try:
         tree = json.loads(path.read_bytes())
-        inputs = tree["input"]
+        inputs, inside = tree["input"], tree["inside_model"]
         has_features = inputs["name"] == "features"
         return ModelDescription(
             format=str(tree["format"]),
@@ -253,9 +240,9 @@ def read_description(folder: Path) -> ModelDescription:
             head=str(tree["head"]),
             image_size=(int(inputs.get("height", 0)), int(inputs.get("width", 0))),
             frozen=bool(tree["frozen_backbone"]),
-            feature_size=tree["inside_model"].get("resize_to"),
+            feature_size=inside.get("resize_to"),
             white_level=tree["preprocessing"].get("white_level"),
-            features=_read_layers(tree),
+            features="stages" if inside.get("layers") == "stages" else "last",
             feature_width=int(inputs["shape"][1]) if has_features else None,
             training=TrainingFacts.from_json(tree["training"]),
             calibration=_read_calibration(tree),

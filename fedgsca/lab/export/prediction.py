@@ -10,7 +10,7 @@ once. `write_predictions` streams to a csv file, so that only one batch is in me
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -304,7 +304,8 @@ def write_predictions(
         best = probs.argmax(axis=1)
         rows = []
         for file, index, row in zip(batch_files, best, probs, strict=True):
-            rows.append([file.name, model.classes[index], *_format_row(row[index], row)])
+            numbers = [f"{value:.6f}" for value in (row[index], *row)]
+            rows.append([file.name, model.classes[index], *numbers])
         _write_rows(sink, rows)
         summary.class_counts += np.bincount(best, minlength=num_classes)
         if batch_files[0].label:
@@ -389,15 +390,6 @@ def _read_image(file: ImageFile, size: int, white: int | None) -> np.ndarray | U
         return UnreadableFile(file.name, str(error))
 
 
-def _format_row(confidence: float, probs: np.ndarray) -> list[str]:
-    return [f"{value:.6f}" for value in (confidence, *probs)]
-
-
 def _write_rows(sink: IO[bytes], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         write_cells(sink, row)
-
-
-def count_by_class(model: LoadedModel, summary: PredictionSummary) -> Mapping[str, int]:
-    """Images by predicted class."""
-    return dict(zip(model.classes, summary.class_counts.tolist(), strict=True))

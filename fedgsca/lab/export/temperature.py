@@ -7,7 +7,7 @@ training, with the labels that were given to them. Test images only measure what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,12 @@ from fedgsca.federation.calibration import (
     scale_probabilities,
 )
 from fedgsca.federation.final_statistics import read_predictions_file
-from fedgsca.lab.export.trained_model import Probabilities, TrainedModel
+from fedgsca.lab.export.trained_model import (
+    Probabilities,
+    TrainedModel,
+    predict_in_batches,
+    read_table,
+)
 from fedgsca.support.json_record import Record
 
 VALIDATION = "validation images"
@@ -67,11 +72,7 @@ def fit_to_run(trained_model: TrainedModel, model: Probabilities) -> Temperature
             f" {source}",
             fix="mark more images with split = val, or leave out --temperature",
         )
-    batches = []
-    for start in range(0, len(labels), _BATCH_SIZE):
-        batch = np.asarray(images[start : start + _BATCH_SIZE])
-        batches.append(np.asarray(model(batch), np.float64))
-    probs = np.concatenate(batches)
+    probs = predict_in_batches(model, images, _BATCH_SIZE)
     temperature = fit_temperature(labels, probs)
     fit = TemperatureFit(
         temperature=temperature,
@@ -92,12 +93,8 @@ def _with_test_scores(fit: TemperatureFit, trained_model: TrainedModel) -> Tempe
         return fit
     labels, probs = predictions.labels, predictions.probs
     scaled_probs = scale_probabilities(probs, fit.temperature)
-    return TemperatureFit(
-        temperature=fit.temperature,
-        fitted_on=fit.fitted_on,
-        images=fit.images,
-        loss_before=fit.loss_before,
-        loss_after=fit.loss_after,
+    return replace(
+        fit,
         test_images=len(labels),
         test_ece_before=100.0 * reliability_curve(labels, probs).ece,
         test_ece_after=100.0 * reliability_curve(labels, scaled_probs).ece,
@@ -131,16 +128,8 @@ def with_temperature(model: Probabilities, temperature: float) -> Probabilities:
 
 def _find_images(trained_model: TrainedModel) -> tuple[np.ndarray, np.ndarray, str]:
     """Images (n, H, W, 3), labels (n,) and what they are."""
-    from fedgsca.federation.deployment import prepare_coordinator
-    from fedgsca.federation.simulation import load_images
-
     config = trained_model.config
-    is_deployment = config.data.source == SITES_SOURCE
-    table = (
-        prepare_coordinator(config).table
-        if is_deployment
-        else load_images(config, trained_model.path)
-    )
+    table = read_table(trained_model)
     if table.fingerprint != trained_model.setup.data.fingerprint:
         raise RunFolderError(
             "export.data-changed",
@@ -150,7 +139,7 @@ def _find_images(trained_model: TrainedModel) -> tuple[np.ndarray, np.ndarray, s
     rows = table.rows("val")
     if len(rows):
         return table.images[rows], table.labels[rows], VALIDATION
-    if is_deployment or not config.evidence.holdout:
+    if config.data.source == SITES_SOURCE or not config.evidence.holdout:
         raise RunFolderError(
             "export.no-calibration-images",
             f"the run in {trained_model.path} has neither validation images nor held-out images on"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgsca.config import OWN_FEATURES, Config
+from fedgsca.config import OWN_FEATURES, SITES_SOURCE, Config
 from fedgsca.errors import RunFolderError, WeightsError
 from fedgsca.federation.records import Setup
 from fedgsca.wire import Arrays
@@ -17,6 +17,7 @@ from fedgsca.wire import Arrays
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedgsca.data.table import ImageTable
     from fedgsca.models.build import Classifier
 
 # (n, H, W, 3) uint8, or (n, D) float32 of the user's own features -> (n, C)
@@ -243,3 +244,22 @@ def as_evaluated(trained_model: TrainedModel) -> Probabilities:
         return evaluate(classifier, samples, torch.device("cpu")).probs
 
     return probabilities
+
+
+def predict_in_batches(model: Probabilities, inputs: np.ndarray, size: int) -> np.ndarray:
+    """(n, C) float64."""
+    batches = []
+    for start in range(0, len(inputs), size):
+        batches.append(np.asarray(model(np.asarray(inputs[start : start + size])), np.float64))
+    return np.concatenate(batches)
+
+
+def read_table(trained_model: TrainedModel) -> ImageTable:
+    """The images of the run; of a deployment, those that the coordinator has."""
+    from fedgsca.federation.deployment import prepare_coordinator
+    from fedgsca.federation.simulation import load_images
+
+    config = trained_model.config
+    if config.data.source == SITES_SOURCE:
+        return prepare_coordinator(config).table
+    return load_images(config, trained_model.path)

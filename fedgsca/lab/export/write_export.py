@@ -18,7 +18,7 @@ import numpy as np
 
 from fedgsca.errors import FedgscaError, RunFolderError
 from fedgsca.federation.run_folder import dumps
-from fedgsca.lab.export.formats import FORMATS
+from fedgsca.lab.export.formats import FORMATS, make_export_model, require_packages
 from fedgsca.lab.export.model_card import model_card
 from fedgsca.lab.export.model_json import ExportCheck, ModelDescription, describe_model, to_json
 from fedgsca.lab.export.prediction import open_model
@@ -28,6 +28,8 @@ from fedgsca.lab.export.trained_model import (
     TrainedModel,
     as_evaluated,
     build_network,
+    predict_in_batches,
+    read_table,
     read_trained,
 )
 from fedgsca.rng import stream
@@ -64,7 +66,7 @@ def export(
     `file_format` is a key of FORMATS; with `checkpoint`, the run may be unfinished; with
     `temperature`, the probabilities are calibrated on images that took no part in training or test.
     """
-    FORMATS[file_format].require()
+    require_packages(*FORMATS[file_format].packages)
     trained_model = read_trained(run, checkpoint=checkpoint)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunFolderError(
@@ -147,8 +149,6 @@ def _write_files(
 def _write_model(
     folder: Path, trained_model: TrainedModel, file_format: str, fit: TemperatureFit | None
 ) -> ModelDescription:
-    from fedgsca.lab.export.end_to_end import make_export_model
-
     kind = FORMATS[file_format]
     description = describe_model(trained_model, file_format, kind.file)
     description = replace(description, calibration=fit)
@@ -167,79 +167,52 @@ RANDOM_IMAGES = 32
 _BATCH_SIZE = 24
 
 
-@dataclass(frozen=True)
-class CheckImages:
-    """Inputs for a check, and the reason if they are not test images.
-
-    (n, H, W, 3) uint8 images, or (n, D) float32 features of the user's own.
-    """
-
-    images: np.ndarray
-    fallback_reason: str = ""
-
-
 def compare_models(
     trained_model: TrainedModel, reference: Probabilities, exported_model: Probabilities
 ) -> ExportCheck:
     """Compare the model of a run with its export."""
-    sample = sample_images(trained_model)
-    reference_probs = _predict_in_batches(reference, sample.images)
-    exported_probs = _predict_in_batches(exported_model, sample.images)
+    inputs, fallback_reason = sample_images(trained_model)
+    reference_probs = predict_in_batches(reference, inputs, _BATCH_SIZE)
+    exported_probs = predict_in_batches(exported_model, inputs, _BATCH_SIZE)
     difference = float(np.abs(reference_probs - exported_probs).max())
     same_class = reference_probs.argmax(axis=1) == exported_probs.argmax(axis=1)
     return ExportCheck(
-        inputs="random images" if sample.fallback_reason else "test images",
-        fallback_reason=sample.fallback_reason,
-        images=len(sample.images),
-        inputs_sha256=hashlib.sha256(np.ascontiguousarray(sample.images).data).hexdigest(),
+        inputs="random images" if fallback_reason else "test images",
+        fallback_reason=fallback_reason,
+        images=len(inputs),
+        inputs_sha256=hashlib.sha256(np.ascontiguousarray(inputs).data).hexdigest(),
         largest_difference=difference if np.isfinite(difference) else float("inf"),
         limit=LIMIT,
         same_class=int(np.sum(same_class)),
     )
 
 
-def _predict_in_batches(model: Probabilities, images: np.ndarray) -> np.ndarray:
-    """(n, C) float64."""
-    batches = []
-    for start in range(0, len(images), _BATCH_SIZE):
-        batches.append(np.asarray(model(images[start : start + _BATCH_SIZE]), np.float64))
-    return np.concatenate(batches)
+def sample_images(trained_model: TrainedModel) -> tuple[np.ndarray, str]:
+    """Inputs for a check, and the reason if they are not test images but noise.
 
-
-def sample_images(trained_model: TrainedModel) -> CheckImages:
-    """Images of the run's test set; images of noise where its data is gone or has changed."""
-    from fedgsca.config import SITES_SOURCE
-    from fedgsca.federation.deployment import prepare_coordinator
-    from fedgsca.federation.simulation import load_images
-
-    config = trained_model.config
+    (n, H, W, 3) uint8 images of the run's test set, or (n, D) float32 features of the user's own;
+    noise where the run's data is gone or has changed.
+    """
     try:
-        if config.data.source == SITES_SOURCE:
-            # the coordinator of a deployment may have test images of its own
-            table = prepare_coordinator(config).table
-        else:
-            table = load_images(config, trained_model.path)
+        table = read_table(trained_model)
     except FedgscaError as error:
-        return _random_images(
-            trained_model, f"the data of the run cannot be read ({type(error).__name__})"
-        )
+        reason = f"the data of the run cannot be read ({type(error).__name__})"
+        return _random_inputs(trained_model), reason
     rows = table.rows("test")
     if not len(rows):
-        return _random_images(trained_model, "there are no test images on this machine")
+        return _random_inputs(trained_model), "there are no test images on this machine"
     if table.fingerprint != trained_model.setup.data.fingerprint:
-        return _random_images(trained_model, "the data has changed since the run")
+        return _random_inputs(trained_model), "the data has changed since the run"
     positions = np.linspace(0, len(rows) - 1, min(MAX_IMAGES, len(rows))).astype(np.int64)
     contents = table.images
     if trained_model.feature_width is not None and table.features is not None:
         contents = table.features
-    return CheckImages(np.asarray(contents[rows[np.unique(positions)]]))
+    return np.asarray(contents[rows[np.unique(positions)]]), ""
 
 
-def _random_images(trained_model: TrainedModel, reason: str) -> CheckImages:
+def _random_inputs(trained_model: TrainedModel) -> np.ndarray:
+    rng = stream(0, "export", "check")
     if trained_model.feature_width is not None:
-        vector_shape = (RANDOM_IMAGES, trained_model.feature_width)
-        vectors = stream(0, "export", "check").standard_normal(vector_shape, dtype=np.float32)
-        return CheckImages(vectors, reason)
+        return rng.standard_normal((RANDOM_IMAGES, trained_model.feature_width), dtype=np.float32)
     shape = (RANDOM_IMAGES, *trained_model.image_size, 3)
-    images = stream(0, "export", "check").integers(0, 256, shape, dtype=np.uint8)
-    return CheckImages(images, reason)
+    return rng.integers(0, 256, shape, dtype=np.uint8)

@@ -163,6 +163,7 @@ def _make_row(comparison: Comparison, cells: Sequence[ComparisonCell]) -> Compar
     for key in TIMES:
         values = _numbers(cells, key)
         times[key] = ReachTime(median(values) if values else None, len(values), len(cells))
+    differences = {(item.method, item.noise): item for item in comparison.differences or ()}
     publication = comparison.publication
     printed_rows = publication.rows if publication is not None else {}
     return ComparisonRow(
@@ -173,7 +174,7 @@ def _make_row(comparison: Comparison, cells: Sequence[ComparisonCell]) -> Compar
         seeds=tuple(cell.seed for cell in cells),
         stats=stats,
         times=times,
-        difference=_find_difference(comparison, first),
+        difference=differences.get((first.method, first.condition)),
         is_winner=(comparison.winners or {}).get(first.condition) == first.method,
         class_recall=_mean_class_recall(cells),
         notes=_join_notes(cells),
@@ -192,13 +193,6 @@ def _mean_class_recall(cells: Sequence[ComparisonCell]) -> dict[str, float]:
         for name, recall in (cell.class_recall or {}).items():
             values.setdefault(name, []).append(recall)
     return {name: fmean(recalls) for name, recalls in values.items()}
-
-
-def _find_difference(comparison: Comparison, cell: ComparisonCell) -> PairedDifference | None:
-    for difference in comparison.differences or ():
-        if (difference.method, difference.noise) == (cell.method, cell.condition):
-            return difference
-    return None
 
 
 def _join_notes(cells: Sequence[ComparisonCell]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The elements of a page, and the sections that build them.
+"""The elements of a page, and numbers as its text.
 
 Nothing here knows HTML: `kind` names the macro of templates/elements.html.j2 that renders an
 element. Colours are given as tokens of templates/style.css.
@@ -6,22 +6,16 @@ element. Colours are given as tokens of templates/style.css.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Literal
 
+from fedgsca.federation.records import ScoreInterval, finite
 from fedgsca.lab.table import LegendEntry, Table
-from fedgsca.support.registry import Registry
-
-if TYPE_CHECKING:
-    from fedgsca.lab.report.comparison_page import LoadedComparison
-    from fedgsca.lab.report.run_reader import LoadedRun
-
+from fedgsca.support.text import DASH, NBSP, number, percent
 
 # rows, or small plots, that a reader takes in at once
 MAX_ROWS_AT_ONCE = 12
-# lines, or rows of a plot, that can still be told apart
-MAX_LINES = 40
 
 CONFUSION_CORNER = "label ↓ predicted →"
 
@@ -186,52 +180,60 @@ def count_matrix(
     return HeatMatrix(caption, names, names, [row_shares(row) for row in counts], counts, corner)
 
 
-S = TypeVar("S")
+# ---- numbers as text, with spaces at which a line does not break ----
 
 
-@dataclass(frozen=True)
-class SectionBuilder(Generic[S]):
-    """A function that builds a section from a run or a comparison, or None if it has no data."""
-
-    position: int
-    build: Callable[[S], PageSection | None]
+def percent_text(share: float | None, digits: int = 0) -> str:
+    """A share of 1 as a percentage: 0.204 -> 20 %; a dash if there is none."""
+    return percent(finite(share), digits, NBSP)
 
 
-RUN_SECTIONS: Registry[SectionBuilder[LoadedRun]] = Registry("fedgsca.lab.report.run_sections")
-COMPARISON_SECTIONS: Registry[SectionBuilder[LoadedComparison]] = Registry(
-    "fedgsca.lab.report.comparison_sections"
-)
-
-RunBuild = Callable[["LoadedRun"], PageSection | None]
-ComparisonBuild = Callable[["LoadedComparison"], PageSection | None]
+def score_number(value: float | None) -> str:
+    """A score in percent without the sign: 71.3; a dash if there is none."""
+    return number(finite(value))
 
 
-def run_section(*, position: int) -> Callable[[RunBuild], RunBuild]:
-    """Decorator that adds a section to the page of every run."""
-
-    def register(build: RunBuild) -> RunBuild:
-        RUN_SECTIONS.register(build.__name__, SectionBuilder(position, build))
-        return build
-
-    return register
+def bounds_text(interval: ScoreInterval | None) -> str:
+    """The ends of an interval: 80.1 to 88.0; a dash if there is none."""
+    if interval is None or interval.low is None or interval.high is None:
+        return DASH
+    return f"{interval.low:.1f}{NBSP}to{NBSP}{interval.high:.1f}"
 
 
-def comparison_section(*, position: int) -> Callable[[ComparisonBuild], ComparisonBuild]:
-    """Decorator that adds a section to the page of every comparison."""
-
-    def register(build: ComparisonBuild) -> ComparisonBuild:
-        COMPARISON_SECTIONS.register(build.__name__, SectionBuilder(position, build))
-        return build
-
-    return register
+def ratio_text(value: float | None) -> str:
+    """A ratio: 0.71; a dash if there is none."""
+    return number(finite(value), 2)
 
 
-def build_sections(registry: Registry[SectionBuilder[S]], subject: S) -> list[PageSection]:
-    """The sections for which the run or the comparison has data, in the order of positions."""
-    builders = sorted(registry.load().items(), key=lambda item: (item[1].position, item[0]))
-    sections = []
-    for _, builder in builders:
-        section = builder.build(subject)
-        if section is not None:
-            sections.append(section)
-    return sections
+def count_text(value: float | None) -> str:
+    """A count with separators: 12,345; a dash if there is none."""
+    value = finite(value)
+    return DASH if value is None else f"{value:,.0f}"
+
+
+def seconds_text(value: float | None) -> str:
+    """A time with two or three digits: 0.21 s, 14.2 s, 3.5 min, 2.1 h; a dash if there is none."""
+    seconds = finite(value)
+    if seconds is None:
+        return DASH
+    if seconds < 1:
+        return f"{seconds:.2g}{NBSP}s"
+    if seconds < 120:
+        return f"{seconds:.1f}{NBSP}s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f}{NBSP}min"
+    return f"{seconds / 3600:.1f}{NBSP}h"
+
+
+def range_text(numbers: Iterable[int]) -> str:
+    """Numbers as ranges: 1, 2, 3, 7 -> 1–3, 7."""
+    ranges: list[tuple[int, int]] = []
+    for value in sorted(set(numbers)):
+        if ranges and value == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], value)
+        else:
+            ranges.append((value, value))
+    texts = []
+    for first, last in ranges:
+        texts.append(str(first) if first == last else f"{first}–{last}")
+    return ", ".join(texts)

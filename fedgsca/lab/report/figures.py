@@ -18,9 +18,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedgsca.lab.report.comparison_page import LoadedComparison
+from fedgsca.lab.report.comparison_page import (
+    LoadedComparison,
+    RoundCurves,
+    collect_curves,
+    draw_mean,
+    score_range,
+)
 from fedgsca.lab.report.comparison_rows import ComparisonRow
-from fedgsca.lab.report.comparison_sections.curves import collect_curves, score_range
 from fedgsca.lab.report.elements import row_shares
 from fedgsca.lab.report.plots import (
     CLEAN,
@@ -33,7 +38,6 @@ from fedgsca.lab.report.plots import (
     method_slot,
     shorten,
     slot_colour,
-    slot_line_style,
 )
 from fedgsca.lab.report.run_reader import LoadedRun
 from fedgsca.support.csv_table import render_csv
@@ -145,7 +149,7 @@ def run_figures(run: LoadedRun) -> list[PrintFigure]:
 
 
 def _learning_figure(
-    name: str, curves: Mapping[str, Mapping[int, Sequence[float]]], labels: Mapping[str, str]
+    name: str, curves: Mapping[str, RoundCurves], labels: Mapping[str, str]
 ) -> PrintFigure:
     data: list[list[object]] = [["method", "round", "f1_mean", "f1_min", "f1_max", "seeds"]]
     for method, curve in curves.items():
@@ -194,27 +198,14 @@ def draw_scores(axes: Axes, rows: Sequence[ComparisonRow]) -> None:
     _finish(axes, values, [row.label for row in rows if row.is_reference])
 
 
-def draw_curves(
-    axes: Axes, curves: Mapping[str, Mapping[int, Sequence[float]]], labels: Mapping[str, str]
-) -> None:
-    """Macro F1 over the rounds: the mean over the seeds, and their range as a band."""
+def draw_curves(axes: Axes, curves: Mapping[str, RoundCurves], labels: Mapping[str, str]) -> None:
+    """Macro F1 over the rounds, as on the page; markers tell the lines apart in grey, too."""
     last_round = max(max(curve) for curve in curves.values())
     for method, curve in curves.items():
         slot = method_slot(method)
-        rounds = list(curve)
-        colour = slot_colour(slot)
-        axes.plot(
-            rounds,
-            [fmean(curve[number]) for number in rounds],
-            color=colour,
-            ls=slot_line_style(slot),
-            marker=_MARKERS[slot % NUM_COLOURS],
-            markevery=max(1, len(rounds) // 8),
-            label=labels[method],
-        )
-        low = [min(curve[number]) for number in rounds]
-        high = [max(curve[number]) for number in rounds]
-        axes.fill_between(rounds, low, high, color=colour, alpha=0.15, lw=0)
+        marker = _MARKERS[slot % NUM_COLOURS]
+        every = max(1, len(curve) // 8)
+        draw_mean(axes, curve, slot, marker=marker, markevery=every, label=labels[method])
     format_round_axis(axes, last_round)
     _finish(axes, list(score_range(list(curves.values()), last_round)))
 

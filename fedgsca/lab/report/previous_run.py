@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgsca.errors import RunFolderError
 from fedgsca.federation.final_statistics import read_predictions_file
 from fedgsca.federation.records import PreviousRun
 from fedgsca.federation.run_folder import read_result
@@ -17,7 +16,6 @@ from fedgsca.lab.report.run_reader import LoadedRun, read_json, read_run
 from fedgsca.lab.statistic import measure_difference, score_run
 from fedgsca.support.files import write_atomic
 
-FILE = "before.json"
 DIFFERENCE_FILE = "paired.json"
 # keys that may differ between the two runs: they are what was corrected
 _LABEL_KEYS = ("data.labels", "data.source", "noise.")
@@ -41,28 +39,10 @@ def snapshot_run(path: Path) -> PreviousRun | None:
     )
 
 
-def remember_previous(path: Path, previous: Path) -> None:
-    """Note in a run folder which run came before it: its report then shows both."""
-    snapshot = snapshot_run(previous)
-    if snapshot is None:
-        raise RunFolderError(
-            "run.not-finished",
-            f"{previous} is not the folder of a finished run",
-            fix="give the folder of a finished run",
-        )
-    text = json.dumps(snapshot.to_json(), indent=1, sort_keys=True)
-    write_atomic(path / FILE, text.encode() + b"\n")
-
-
 def find_previous(run: LoadedRun) -> PreviousRun | None:
-    """The run that was named by hand, else the one that the log of the labels names."""
-    tree = read_json(run.path / FILE)
-    if tree is not None:
-        return PreviousRun.from_json(tree)
+    """The run that the log of the corrected labels names."""
     labels = run.setup.labels
-    if labels is None or labels.review is None:
-        return None
-    return labels.review.previous_run
+    return None if labels is None or labels.review is None else labels.review.previous_run
 
 
 def other_differences(run: LoadedRun, previous: PreviousRun) -> list[str]:
@@ -79,14 +59,13 @@ def other_differences(run: LoadedRun, previous: PreviousRun) -> list[str]:
 
 
 def compare_with_previous(out: Path) -> None:
-    """For a run on corrected labels: write paired.json, if the audited run can still be read."""
+    """For a run on corrected labels: write paired.json.
+
+    Nothing if the audited run cannot be read any more, or if its test images differ.
+    """
     previous = _find_previous_folder(out)
-    if previous is not None:
-        write_difference(out, previous)
-
-
-def write_difference(out: Path, previous: Path) -> None:
-    """Write paired.json for two finished runs; nothing if their test images differ."""
+    if previous is None:
+        return
     predictions = read_predictions_file(out)
     old_predictions = read_predictions_file(previous)
     result, old_result = read_result(out), read_result(previous)
@@ -116,8 +95,7 @@ def read_difference(out: Path) -> PairedDifference | None:
 def _find_previous_folder(out: Path) -> Path | None:
     """The folder of the audited run: above the labels file, or beside this run."""
     run = read_run(out, with_losses=False)
-    review = run.setup.labels.review if run.setup.labels else None
-    previous = review.previous_run if review else None
+    previous = find_previous(run)
     labels = run.settings.values.get("data.labels")
     if previous is None or not isinstance(labels, str):
         return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -21,12 +22,6 @@ def method_title(method: str) -> str:
     """The name of a method for people; the name itself if the method is not installed."""
     definition = load_methods().get(method.lower())
     return method if definition is None else definition.card.title
-
-
-def noise_kind_title(noise: str) -> str:
-    """The kind of a site's noise: S40 -> symmetric."""
-    site_noise = read_site_noise(noise or "0")
-    return noise if site_noise is None else site_noise.definition.title
 
 
 def noise_title(noise: str) -> str:
@@ -61,12 +56,6 @@ def site_noise(run: LoadedRun, site: str) -> str:
     return setup.noise
 
 
-def is_recorded_noise(noise: str) -> bool:
-    """Whether the given labels were read from a file, rather than drawn."""
-    site_noise = read_site_noise(noise or "0")
-    return site_noise is not None and site_noise.definition.is_recorded
-
-
 # ---- scores ----
 
 
@@ -84,14 +73,14 @@ class HeadlineScores:
 def headline_scores(run: LoadedRun) -> HeadlineScores:
     """The scores of the result; for an unfinished run, those of the log so far."""
     records = run.test_rounds[-HEADLINE_ROUNDS:]
-    f1 = _mean(record.f1 for record in records)
-    recall = _mean(record.recall for record in records)
-    precision = _mean(record.precision for record in records)
-    if run.result is not None:
-        f1 = _first_number(run.result.f1, f1)
-        recall = _first_number(run.result.recall, recall)
-        precision = _first_number(run.result.precision, precision)
-    return HeadlineScores(f1, recall, precision, len(records) or HEADLINE_ROUNDS)
+    scores: dict[str, float | None] = {}
+    for name in ("f1", "recall", "precision"):
+        numbers = [getattr(record, name) for record in records]
+        numbers = [number for number in numbers if number is not None]
+        mean = fmean(numbers) if numbers else None
+        score = None if run.result is None else finite(getattr(run.result, name))
+        scores[name] = mean if score is None else score
+    return HeadlineScores(**scores, num_rounds=len(records) or HEADLINE_ROUNDS)
 
 
 def grade_kappa(setup: Setup, confusion: Sequence[Sequence[int]]) -> float | None:
@@ -106,16 +95,6 @@ def grade_kappa(setup: Setup, confusion: Sequence[Sequence[int]]) -> float | Non
 def best_round(run: LoadedRun) -> RoundRecord | None:
     """The round with the highest F1; None if no round was tested."""
     return max(run.test_rounds, key=lambda record: record.f1 or 0.0, default=None)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
-
-
-def _first_number(*values: float | None) -> float | None:
-    numbers = [value for value in values if finite(value) is not None]
-    return numbers[0] if numbers else None
 
 
 # ---- labels ----
@@ -205,20 +184,12 @@ def _last_records(rounds: Sequence[RoundRecord]) -> dict[str, SiteRecord]:
     return records
 
 
-@dataclass(frozen=True)
-class SelectorQuality:
-    """The selector over all sites together, in simulations; None where it is not known.
+def selector_quality(run: LoadedRun) -> tuple[float, float] | None:
+    """Precision and recall of "noisy" over all sites together; None where it is not known.
 
-    precision: the share of labels taken as noisy that are wrong; recall: the share of wrong labels
-    that are taken as noisy.
+    Precision is the share of labels taken as noisy that are wrong, recall the share of wrong labels
+    that are taken as noisy, both in the last selection of every site of a simulation.
     """
-
-    precision: float | None
-    recall: float | None
-
-
-def selector_quality(run: LoadedRun) -> SelectorQuality:
-    """From the last selection of every site."""
     num_noisy = hits = wrong = 0.0
     for name, site in run.last_selection.items():
         rate = run.noise_rate(name)
@@ -228,8 +199,7 @@ def selector_quality(run: LoadedRun) -> SelectorQuality:
         num_noisy += site.num_samples - num_clean
         hits += (site.num_samples - num_clean) * (site.number("noisy_precision") or 0.0)
         wrong += site.num_samples * rate
-    precision = hits / num_noisy if num_noisy else None
-    return SelectorQuality(precision, hits / wrong if wrong else None)
+    return (hits / num_noisy, hits / wrong) if num_noisy and wrong else None
 
 
 def is_selector_idle(run: LoadedRun) -> bool:
@@ -303,55 +273,38 @@ def describe_event(run: LoadedRun, event: str) -> str:
     return f"In the log, {event} is {definition.uploads[event].description}."
 
 
-def event_rounds(run: LoadedRun, event: str) -> dict[str, list[int]]:
-    """Every site at which the event happened, with the rounds, from 1."""
+def find_rounds(
+    run: LoadedRun, sites_of: Callable[[RoundRecord], Iterable[str]]
+) -> dict[str, list[int]]:
+    """Site -> rounds, from 1, in which `sites_of` names it."""
     rounds: dict[str, list[int]] = {}
     for record in run.metrics:
-        for name, site in record.sites.items():
-            if site.number(event):
-                rounds.setdefault(name, []).append(record.round + 1)
-    return rounds
-
-
-def all_event_rounds(run: LoadedRun) -> Iterator[int]:
-    """Rounds, from 1, in which any event of the method happened at any site."""
-    events = method_events(run)
-    for record in run.metrics:
-        for site in record.sites.values():
-            if any(site.number(event) for event in events):
-                yield record.round + 1
-
-
-def distant_rounds(run: LoadedRun) -> dict[str, list[int]]:
-    """Sites whose updates were far from those of all others, with the rounds, from 1."""
-    rounds: dict[str, list[int]] = {}
-    for record in run.metrics:
-        for site in record.distant_sites or ():
+        for site in sites_of(record):
             rounds.setdefault(site, []).append(record.round + 1)
     return rounds
 
 
+def event_rounds(run: LoadedRun, event: str) -> dict[str, list[int]]:
+    """Every site at which the event happened, with the rounds, from 1."""
+    return find_rounds(
+        run, lambda record: [name for name, site in record.sites.items() if site.number(event)]
+    )
+
+
+def distant_rounds(run: LoadedRun) -> dict[str, list[int]]:
+    """Sites whose updates were far from those of all others, with the rounds, from 1."""
+    return find_rounds(run, lambda record: record.distant_sites or ())
+
+
+def refusal_rounds(run: LoadedRun) -> dict[str, list[int]]:
+    """Sites of which an update was refused, with the rounds, from 1."""
+    return find_rounds(run, lambda record: record.refused_sites)
+
+
 def absent_sites(run: LoadedRun) -> list[str]:
     """Sites of which no round used an update; empty if there is no round yet."""
-    contributors: set[str] = set()
-    for record in run.metrics:
-        contributors.update(record.sites)
-    if not contributors:
-        return []
-    return [name for name in run.sites if name not in contributors]
-
-
-def count_refusals(run: LoadedRun) -> Counter[str]:
-    """Every site of which an update was refused, with the number of rounds."""
-    num_refusals = Counter[str]()
-    for record in run.metrics:
-        num_refusals.update(record.refused_sites)
-    return num_refusals
-
-
-def rejection_rounds(run: LoadedRun) -> list[int]:
-    """Rounds, from 1, in which the update of a site was refused."""
-    return [record.round + 1 for record in run.metrics if record.refused_sites]
+    contributors = find_rounds(run, lambda record: record.sites)
+    return [name for name in run.sites if name not in contributors] if contributors else []
 
 
 # ---- time ----
@@ -359,18 +312,9 @@ def rejection_rounds(run: LoadedRun) -> list[int]:
 
 def phase_seconds(run: LoadedRun) -> dict[str, list[float]]:
     """Every phase of a round with the seconds that it took in each round; 0 where unknown."""
-    phases: dict[str, list[float]] = {
-        "Sites train and reply": [],
-        "Test the global model": [],
-        "Save the checkpoint": [],
+    phases = {
+        "Sites train and reply": [finite(record.exchange) or 0.0 for record in run.timing],
+        "Test the global model": [finite(record.evaluate) or 0.0 for record in run.timing],
+        "Save the checkpoint": [finite(record.save) or 0.0 for record in run.timing],
     }
-    for record in run.timing:
-        seconds = (record.exchange, record.evaluate, record.save)
-        for values, value in zip(phases.values(), seconds, strict=True):
-            values.append(finite(value) or 0.0)
-    return phases
-
-
-def round_seconds(run: LoadedRun) -> list[float]:
-    """The seconds of every round."""
-    return [sum(phases) for phases in zip(*phase_seconds(run).values(), strict=True)]
+    return phases if run.timing else {}

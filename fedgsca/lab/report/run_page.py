@@ -1,37 +1,89 @@
-"""The page of one run: a summary in sentences, tiles, and the modules of run_sections/."""
+"""The page of one run: a summary in sentences, tiles and sections.
+
+A plot or another section is a function from a run to a `PageSection` (None: the run lacks what it
+needs), named in SECTIONS. For example:
+
+    from fedgsca.lab.report.elements import PageSection, PlotGallery, PlotImage
+    from fedgsca.lab.report.plots import (
+        MAIN, figure_svg, format_round_axis, make_axes, with_plot_style
+    )
+    from fedgsca.lab.report.run_reader import LoadedRun
+
+    def loss_section(run: LoadedRun) -> PageSection | None:
+        records = [record for record in run.test_rounds if record.loss is not None]
+        if not records:
+            return None
+        alt = f"Loss on the test set, {records[-1].loss:.2f} in the last round."
+        gallery = PlotGallery([PlotImage(draw_loss(run), alt)], "half")
+        return PageSection("loss", "Loss on the test set", "Lower is better.", [gallery])
+
+    @with_plot_style
+    def draw_loss(run: LoadedRun) -> str:
+        figure, axes = make_axes(490, 250)
+        records = [record for record in run.test_rounds if record.loss is not None]
+        axes.plot([r.round + 1 for r in records], [r.loss for r in records], color=MAIN)
+        format_round_axis(axes, run.num_rounds)
+        axes.set_title("Mean loss")
+        return figure_svg(figure, "loss")
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 
 from markupsafe import Markup
 
 from fedgsca.federation.round_status import read_status
-from fedgsca.lab.report.elements import RUN_SECTIONS, Page, Tile, build_sections
-from fedgsca.lab.report.number_text import bounds_text, percent_text, score_number, seconds_text
+from fedgsca.lab.report.elements import (
+    Page,
+    PageSection,
+    Tile,
+    bounds_text,
+    percent_text,
+    score_number,
+    seconds_text,
+)
 from fedgsca.lab.report.run_facts import (
     absent_sites,
     best_round,
-    count_refusals,
     count_training_images,
     distant_rounds,
     event_rounds,
     headline_scores,
-    is_recorded_noise,
     is_selector_idle,
     method_events,
     method_title,
-    noise_kind_title,
-    round_seconds,
+    phase_seconds,
+    refusal_rounds,
     selector_quality,
     site_noise,
     unused_labels,
     uses_site_data,
     wrong_share,
 )
+from fedgsca.lab.report.run_labels import corrected_label_section, quality_section, site_section
 from fedgsca.lab.report.run_reader import LoadedRun
+from fedgsca.lab.report.run_record import configuration_section, cost_section, event_section
+from fedgsca.lab.report.run_scores import class_section, final_model_section, learning_section
+from fedgsca.lab.report.run_selection import selection_section
 from fedgsca.metrics import HEADLINE_ROUNDS
+from fedgsca.noise import read_site_noise
 from fedgsca.support.text import NBSP, duration, join_words, one_line, plural
+
+# in the order of the page
+SECTIONS: tuple[Callable[[LoadedRun], PageSection | None], ...] = (
+    learning_section,
+    class_section,
+    final_model_section,
+    corrected_label_section,
+    site_section,
+    selection_section,
+    quality_section,
+    cost_section,
+    event_section,
+    configuration_section,
+)
 
 
 def build_run_page(run: LoadedRun) -> Page:
@@ -47,7 +99,7 @@ def build_run_page(run: LoadedRun) -> Page:
         subtitle=_subtitle(run),
         lead=describe_run(run),
         tiles=_tiles(run),
-        sections=build_sections(RUN_SECTIONS, run),
+        sections=[section for build in SECTIONS if (section := build(run))],
         banner=banner,
         footer=f"fedgsca {run.setup.version} · {run.path.resolve().name}",
     )
@@ -123,9 +175,9 @@ def _label_tiles(run: LoadedRun) -> list[Tile]:
 def _time_tiles(run: LoadedRun) -> list[Tile]:
     if not run.timing:
         return []
-    per_round = median(round_seconds(run))
+    per_round = median(map(sum, zip(*phase_seconds(run).values(), strict=True)))
     amount, unit = seconds_text(per_round).split(NBSP)
-    return [Tile("Time per round", amount, unit, absence_note(run))]
+    return [Tile("Time per round", amount, unit, count_contributors(run))]
 
 
 IDLE_SELECTOR = (
@@ -185,24 +237,15 @@ def absence_sentence(run: LoadedRun) -> str:
     return f"No round used an update of {text}."
 
 
-def absence_note(run: LoadedRun) -> str:
-    """The sites of a round in a few words: all 4 sites; 3 of 4 sites, without site-1."""
-    names = absent_sites(run)
-    if not names:
-        return f"all {len(run.sites)} sites" if len(run.sites) > 1 else ""
-    text = count_contributors(run)
-    return f"{text}, without {join_words(names)}" if len(names) <= _MAX_LISTED_SITES else text
-
-
-def refusal_subject(run: LoadedRun) -> str:
-    """The updates that were left out: "5 updates of site-1"; empty if there are none."""
-    num_refusals = count_refusals(run)
-    if not num_refusals:
-        return ""
-    names = join_words(sorted(num_refusals))
-    if len(num_refusals) > _MAX_LISTED_SITES:
-        names = plural(len(num_refusals), "site")
-    return f"{plural(num_refusals.total(), 'update')} of {names}"
+def _refusal_clause(run: LoadedRun) -> str:
+    """The updates that were left out: "5 updates of site-1 were left out"; empty if none."""
+    rounds = refusal_rounds(run)
+    total = sum(map(len, rounds.values()))
+    names = join_words(sorted(rounds))
+    if len(rounds) > _MAX_LISTED_SITES:
+        names = plural(len(rounds), "site")
+    verb = "was" if total == 1 else "were"
+    return f"{plural(total, 'update')} of {names} {verb} left out" if rounds else ""
 
 
 def _mean_clause(num_rounds: int) -> str:
@@ -232,7 +275,8 @@ def _noise_sentence(run: LoadedRun) -> str:
 
 def _origin_clause(run: LoadedRun) -> str:
     """How the labels came to be wrong."""
-    if any(is_recorded_noise(site_noise(run, site)) for site in run.setup.sites):
+    noises = [read_site_noise(site_noise(run, site) or "0") for site in run.setup.sites]
+    if any(noise is not None and noise.definition.is_recorded for noise in noises):
         return "differ from the reference"
     return "were made wrong on purpose"
 
@@ -250,19 +294,15 @@ def _site_list(run: LoadedRun) -> str:
         return f"between {low} and {high} per site"
     clauses = []
     for site, rate in rates.items():
-        kind = noise_kind_title(site_noise(run, site))
+        noise = read_site_noise(site_noise(run, site) or "0")
+        kind = site_noise(run, site) if noise is None else noise.definition.title
         clauses.append(f"{percent_text(rate)} at {site} ({kind})" if rate else f"none at {site}")
     return join_words(clauses)
 
 
-def idle_selector(run: LoadedRun) -> str:
-    """A sentence if the selector has not started; empty if it has, or if there is none."""
-    return IDLE_SELECTOR if is_selector_idle(run) else ""
-
-
 def _selector_sentence(run: LoadedRun) -> str:
     if run.selection_start is None:
-        return idle_selector(run)
+        return IDLE_SELECTOR if is_selector_idle(run) else ""
     share = unused_labels(run.metrics, run.settings.noise_level)
     if share is None:
         return ""
@@ -271,12 +311,11 @@ def _selector_sentence(run: LoadedRun) -> str:
     )
     text = Markup(template).format(percent_text(share))
     quality = selector_quality(run)
-    if quality.precision is None or quality.recall is None:
+    if quality is None:
         return text + "."
+    precision, recall = quality
     template = "; the selection took {} of the wrong labels as noisy, and {} of those were wrong."
-    return text + Markup(template).format(
-        percent_text(quality.recall), percent_text(quality.precision)
-    )
+    return text + Markup(template).format(percent_text(recall), percent_text(precision))
 
 
 def _event_sentence(run: LoadedRun) -> str:
@@ -285,10 +324,7 @@ def _event_sentence(run: LoadedRun) -> str:
         times = sum(map(len, event_rounds(run, event).values()))
         if times:
             clauses.append(f"{clause} {plural(times, 'time')}")
-    subject = refusal_subject(run)
-    if subject:
-        verb = "was" if count_refusals(run).total() == 1 else "were"
-        clauses.append(f"{subject} {verb} left out")
+    clauses += [text for text in (_refusal_clause(run),) if text]
     distant_sites = sorted(distant_rounds(run))
     if distant_sites:
         clauses.append(f"the updates of {join_words(distant_sites)} are far from all others")

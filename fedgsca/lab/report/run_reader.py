@@ -62,14 +62,6 @@ class RunSettings:
     # section.key -> value
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def from_toml(cls, text: str) -> RunSettings:
-        """Settings of a configuration file; a damaged one has no values."""
-        try:
-            return cls(text, flatten(tomllib.loads(text)))
-        except tomllib.TOMLDecodeError:
-            return cls(text)
-
     def get_text(self, key: str, default: str = "") -> str:
         """A value as text."""
         return str(self.values.get(key, default))
@@ -146,8 +138,8 @@ class LoadedRun:
         sentences = []
         for name in ("config.toml", "setup.json", "result.json"):
             path = self.path / name
-            read = _read_text if name == "config.toml" else read_json
-            if path.exists() and not read(path):
+            content = _read_settings(path).values if name == "config.toml" else read_json(path)
+            if path.exists() and not content:
                 sentences.append(f"{name} cannot be read: this report lacks what it contains.")
         missing_rounds = self.num_rounds - len(self.metrics)
         if self.result is not None and missing_rounds > 0:
@@ -215,20 +207,6 @@ class LoadedRun:
                     newest[name] = site
         return {name: newest[name] for name in self.sites if name in newest}
 
-    def site_series(self, site: str, name: str) -> tuple[list[int], list[float]]:
-        """Rounds, from 1, and values of one number of a site, while it selects labels."""
-        rounds = []
-        values = []
-        for record in self.metrics:
-            site_record = record.sites.get(site)
-            if site_record is None or not is_selecting(site_record):
-                continue
-            value = site_record.number(name)
-            if value is not None:
-                rounds.append(record.round + 1)
-                values.append(value)
-        return rounds, values
-
     def realised_noise(self, site: str) -> RealisedSiteNoise | None:
         """What the noise did to the labels of a site; None if it is not known."""
         setup = self.setup.sites.get(site)
@@ -266,7 +244,7 @@ def read_run(path: Path, *, with_losses: bool = True) -> LoadedRun:
     result = read_json(path / "result.json")
     return LoadedRun(
         path=path,
-        settings=RunSettings.from_toml(_read_text(path / "config.toml")),
+        settings=_read_settings(path / "config.toml"),
         setup=Setup.from_json(read_json(path / "setup.json")),
         metrics=read_rounds(path),
         timing=read_timing(path),
@@ -286,11 +264,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _read_text(path: Path) -> str:
+def _read_settings(path: Path) -> RunSettings:
+    """A damaged file has no values."""
+    text = ""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
+        text = path.read_text(encoding="utf-8")
+        return RunSettings(text, flatten(tomllib.loads(text)))
+    except (OSError, ValueError):
+        return RunSettings(text)
 
 
 def _read_losses(folder: Path) -> dict[str, SiteLosses]:

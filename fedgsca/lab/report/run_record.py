@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 from fedgsca.federation.filters.distance import LOW, ROUNDS
@@ -10,10 +11,12 @@ from fedgsca.lab.report.elements import (
     Collapsible,
     PageElement,
     PageSection,
+    count_text,
     fold_long_table,
-    run_section,
+    percent_text,
+    range_text,
+    seconds_text,
 )
-from fedgsca.lab.report.number_text import count_text, percent_text, range_text, seconds_text
 from fedgsca.lab.report.run_facts import (
     describe_event,
     distant_rounds,
@@ -26,7 +29,6 @@ from fedgsca.lab.table import Cell, Table
 from fedgsca.support.text import size_text
 
 
-@run_section(position=110)
 def cost_section(run: LoadedRun) -> PageSection | None:
     """From timing.jsonl and the bytes in the log."""
     blocks: list[PageElement] = [*_time_tables(run), *_traffic_tables(run)]
@@ -36,8 +38,6 @@ def cost_section(run: LoadedRun) -> PageSection | None:
 
 
 def _time_tables(run: LoadedRun) -> list[Table]:
-    if not run.timing:
-        return []
     phases = phase_seconds(run)
     total = sum(map(sum, phases.values())) or 1.0
     rows: list[list[str | Cell]] = []
@@ -47,7 +47,7 @@ def _time_tables(run: LoadedRun) -> list[Table]:
         rows.append([phase, seconds_text(median(seconds)), seconds_text(sum(seconds)), cell])
     head = ["Phase", "Median per round", "All rounds", "Share"]
     note = f"{_memory_sentence(run)} {_slowest_site_sentence(run)}".strip()
-    return [Table("Where the time goes", head, rows, bars=(3,), note=note)]
+    return [Table("Where the time goes", head, rows, bars=(3,), note=note)] if rows else []
 
 
 def _memory_sentence(run: LoadedRun) -> str:
@@ -94,71 +94,52 @@ def _traffic_tables(run: LoadedRun) -> list[Table]:
     return [Table("Traffic", head, rows)]
 
 
-@run_section(position=120)
 def event_section(run: LoadedRun) -> PageSection | None:
     """Absent if nothing unusual happened."""
     blocks: list[PageElement] = []
     if run.damage:
         blocks.append(BulletList(run.damage, "Damaged files"))
-    tables = [*_event_tables(run), *_refusal_tables(run), *_distance_tables(run)]
-    blocks += [fold_long_table(table) for table in tables]
+    rows = _event_rows(run)
+    if rows:
+        events = [event for event in method_events(run) if event_rounds(run, event)]
+        notes = [describe_event(run, event) for event in events]
+        if distant_rounds(run):
+            notes.append(_DISTANCE_NOTE)
+        note = " ".join(note for note in dict.fromkeys(notes) if note)
+        table = Table("Events, site by site", ["Site", "Event", "Rounds", "Times"], rows)
+        blocks.append(fold_long_table(replace(table, words=(1, 2), note=note)))
     if run.setup.warnings:
         blocks.append(BulletList(run.setup.warnings, "Warnings and notes about the data"))
-    if not blocks:
-        return None
-    return PageSection("events", "Events and warnings", "", blocks)
+    return PageSection("events", "Events and warnings", "", blocks) if blocks else None
 
 
-def _event_tables(run: LoadedRun) -> list[Table]:
-    """One table per event of the method."""
-    tables = []
+# a question, not a verdict
+_DISTANCE_NOTE = (
+    "Updates far from those of all others: under the rule mixing they had less than "
+    f"{LOW:.0%} of the weight of their images in {ROUNDS} rounds in a row. Ask what "
+    "differs: other images, classes or labels, other software, or false updates. Nothing was "
+    "left out for it."
+)
+
+
+def _event_rows(run: LoadedRun) -> list[list[str]]:
+    """Site, event, rounds and their number: of the method, updates left out, absent sites."""
+    events: dict[tuple[str, str], list[int]] = {}
     for event, clause in method_events(run).items():
-        rows = []
-        for site, numbers in sorted(event_rounds(run, event).items()):
-            rows.append([site, range_text(numbers), count_text(len(numbers))])
-        if rows:
-            title = f"Rounds in which {clause}"
-            head = ["Site", "Rounds", "Times"]
-            note = describe_event(run, event)
-            tables.append(Table(title, head, rows, words=(1,), note=note))
-    return tables
-
-
-def _refusal_tables(run: LoadedRun) -> list[Table]:
-    left_out: dict[tuple[str, str], list[int]] = {}
-    absent: dict[tuple[str, str], list[int]] = {}
+        for site, rounds in event_rounds(run, event).items():
+            events[site, clause] = rounds
     for record in run.metrics:
         for site, reason in record.refusals.items():
-            rounds = left_out if site in record.refused_sites else absent
-            rounds.setdefault((site, reason), []).append(record.round + 1)
-    note = "The round continues with the other sites."
-    tables = []
-    for title, places in (("Updates left out", left_out), ("Absent sites", absent)):
-        rows = []
-        for (site, reason), numbers in sorted(places.items()):
-            rows.append([site, reason, range_text(numbers)])
-        if rows:
-            head = ["Site", "Reason", "Rounds"]
-            tables.append(Table(title, head, rows, words=(1, 2), note=note))
-    return tables
+            verb = "left out" if site in record.refused_sites else "absent"
+            events.setdefault((site, f"{verb}: {reason}"), []).append(record.round + 1)
+    for site, rounds in distant_rounds(run).items():
+        events[site, "far from all others"] = rounds
+    rows = []
+    for (site, text), rounds in sorted(events.items()):
+        rows.append([site, text, range_text(rounds), count_text(len(rounds))])
+    return rows
 
 
-def _distance_tables(run: LoadedRun) -> list[Table]:
-    """Sites that the others would hardly listen to: a question, not a verdict."""
-    rounds = distant_rounds(run)
-    if not rounds:
-        return []
-    rows = [[site, range_text(numbers)] for site, numbers in sorted(rounds.items())]
-    note = (
-        "Their updates are far from those of all others: under the rule mixing they had less than "
-        f"{LOW:.0%} of the weight of their images in {ROUNDS} rounds in a row. Ask what "
-        "differs: other images, classes or labels, other software, or false updates. Nothing was "
-        "left out for it."
-    )
-    return [Table("Sites far from all others", ["Site", "Rounds"], rows, words=(1,), note=note)]
-
-
-@run_section(position=130)
 def configuration_section(run: LoadedRun) -> PageSection | None:
     """From setup.json, result.json and config.toml."""
     blocks: list[PageElement] = []

@@ -6,17 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgsca.federation.records import SiteRecord
 from fedgsca.lab.report.elements import (
     MAX_ROWS_AT_ONCE,
-    PageElement,
     PageSection,
     PlotGallery,
     PlotImage,
-    fold_long_table,
-    run_section,
 )
-from fedgsca.lab.report.number_text import count_text, ratio_text
 from fedgsca.lab.report.plots import (
     CLEAN,
     GREY,
@@ -29,7 +24,7 @@ from fedgsca.lab.report.plots import (
     with_plot_style,
 )
 from fedgsca.lab.report.run_reader import LoadedRun, SiteLosses
-from fedgsca.lab.table import Cell, LegendEntry, Table
+from fedgsca.lab.table import LegendEntry
 from fedgsca.selector import Selector, clean_probability
 
 if TYPE_CHECKING:
@@ -39,7 +34,6 @@ if TYPE_CHECKING:
 _NUM_BINS = 36
 
 
-@run_section(position=50)
 def selection_section(run: LoadedRun) -> PageSection | None:
     """For simulations of a method that logs its losses (`Method.logged`)."""
     losses = {}
@@ -170,51 +164,3 @@ def find_thresholds(losses: SiteLosses, low: float, high: float, *, monotone: bo
     is_clean = clean_probability(grid, selector, monotone=monotone) >= losses.cut
     crossings = np.flatnonzero(is_clean[1:] != is_clean[:-1]) + 1
     return [float(grid[i]) for i in crossings]
-
-
-# values in the log of a site that only a simulation has
-MEASURES = ("noisy_precision", "noisy_recall", "noisy_auroc", "pseudo_accuracy")
-
-
-@run_section(position=70)
-def quality_section(run: LoadedRun) -> PageSection | None:
-    """Precision, recall and AUROC of "noisy", and the accuracy of pseudo-labels."""
-    selection = run.last_selection
-    if not any(_is_measured(site) for site in selection.values()):
-        return None
-    intro = (
-        "Only a simulation can measure this, because it knows the truth. Precision: the share of "
-        "labels taken as noisy that are wrong; at a clean site each is a false alarm. Recall: the "
-        "share of wrong labels that are taken as noisy. AUROC: how well the ranking separates "
-        "wrong from correct labels; 0.5 is chance, 1 is perfect."
-    )
-    head = ["Site", "Clean", "Noisy", "Precision", "Recall", "AUROC", "Pseudo-labels", "Correct"]
-    rows = [_quality_row(name, site) for name, site in selection.items()]
-    table = Table("Selection in the last round", head, rows, bars=(3, 4, 5, 7))
-    blocks: list[PageElement] = [fold_long_table(table)]
-    return PageSection("quality", "Quality of the selection", intro, blocks)
-
-
-def _is_measured(site: SiteRecord) -> bool:
-    return any(site.number(name) is not None for name in MEASURES)
-
-
-def _quality_row(name: str, site: SiteRecord) -> list[str | Cell]:
-    num_clean = site.number("clean")
-    num_noisy = None if num_clean is None else site.num_samples - num_clean
-    num_pseudo = site.number("pseudo" if "pseudo" in site.values else "pseudo_count") or 0.0
-    accuracy = site.number("pseudo_accuracy") if num_pseudo else None
-    return [
-        name,
-        count_text(num_clean),
-        count_text(num_noisy),
-        _bar_cell(site.number("noisy_precision")),
-        _bar_cell(site.number("noisy_recall")),
-        _bar_cell(site.number("noisy_auroc")),
-        count_text(num_pseudo),
-        _bar_cell(accuracy),
-    ]
-
-
-def _bar_cell(value: float | None) -> Cell:
-    return Cell(ratio_text(value), bar=value)

@@ -12,6 +12,7 @@ from fedgsca.federation.records import (
     CalibrationResult,
     FinalStatistics,
     GroupStatistics,
+    RoundRecord,
     ScoreInterval,
     finite,
 )
@@ -23,11 +24,12 @@ from fedgsca.lab.report.elements import (
     PageSection,
     PlotGallery,
     PlotImage,
+    bounds_text,
     count_matrix,
+    count_text,
     fold_long_table,
-    run_section,
+    score_number,
 )
-from fedgsca.lab.report.number_text import bounds_text, count_text, score_number
 from fedgsca.lab.report.plots import (
     GREY,
     MAIN,
@@ -45,11 +47,10 @@ from fedgsca.lab.report.plots import (
     with_plot_style,
 )
 from fedgsca.lab.report.run_facts import (
-    all_event_rounds,
     event_rounds,
     grade_kappa,
     method_events,
-    rejection_rounds,
+    refusal_rounds,
     wrong_share,
 )
 from fedgsca.lab.report.run_reader import LoadedRun
@@ -65,7 +66,6 @@ VALIDATION = TOKENS["s2"]
 FORECAST = TOKENS["s3"]
 
 
-@run_section(position=10)
 def learning_section(run: LoadedRun) -> PageSection | None:
     """The learning curve; None before the second test."""
     records = run.test_rounds
@@ -110,7 +110,7 @@ def _legend(run: LoadedRun) -> list[LegendEntry]:
     for event, clause in method_events(run).items():
         if event_rounds(run, event):
             legend.append(LegendEntry(clause, "noisy", "triangle"))
-    if rejection_rounds(run):
+    if refusal_rounds(run):
         legend.append(LegendEntry("an update was left out", "noisy", "cross"))
     return legend
 
@@ -135,21 +135,20 @@ def draw_learning_curve(run: LoadedRun) -> str:
     x = [record.round + 1 for record in records]
     f1 = [float(record.f1 or 0.0) for record in records]
     validation = _validation_points(run)
-    room = 122 if validation or _expected_points(run) else 82
-    figure, axes = make_axes(1000, 350, margin_left=40, margin_right=room, margin_top=34)
     forecast = _expected_points(run)
-    _set_range(axes, [*f1, *(value for _, value in [*validation, *forecast])])
+    room = 122 if validation or forecast else 82
+    figure, axes = make_axes(1000, 350, margin_left=40, margin_right=room, margin_top=34)
+    values = [*f1, *(value for _, value in [*validation, *forecast])]
+    padding = max(max(values) - min(values), 4) * 0.12
+    axes.set_ylim(max(min(values) - 1.6 * padding, -1), min(max(values) + padding, 101))
     _mark_warm_up(run, axes)
     _mark_learning_rates(run, axes)
     ends = [LineEnd(f1[-1], f"test {f1[-1]:.1f}", MAIN)]
-    if validation:
-        axes.plot(*zip(*validation, strict=True), color=VALIDATION, lw=1.7, ls=(0, (5, 2)))
-        last = validation[-1][1]
-        ends.append(LineEnd(last, f"validation {last:.1f}", VALIDATION))
-    if forecast:
-        axes.plot(*zip(*forecast, strict=True), color=FORECAST, lw=1.7, ls=(0, (1, 2)))
-        last = forecast[-1][1]
-        ends.append(LineEnd(last, f"expected {last:.1f}", FORECAST))
+    lines = (("validation", validation, VALIDATION, 5), ("expected", forecast, FORECAST, 1))
+    for name, points, colour, dash in lines:
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, lw=1.7, ls=(0, (dash, 2)))
+            ends.append(LineEnd(points[-1][1], f"{name} {points[-1][1]:.1f}", colour))
     _draw_headline(axes, x, f1)
     axes.plot(x, f1, color=MAIN, marker=marker_for(len(x)), ms=6, mec=PAPER, mew=1.2)
     best = int(np.argmax(f1))
@@ -176,12 +175,6 @@ def _expected_points(run: LoadedRun) -> list[tuple[int, float]]:
     """Rounds, from 1, with the macro F1 that the evidence expects on held-out images."""
     scores = expected_scores(run.metrics)
     return [(number + 1, score) for number, score in sorted(scores.items())]
-
-
-def _set_range(axes: Axes, values: list[float]) -> None:
-    low, high = min(values), max(values)
-    padding = max(high - low, 4) * 0.12
-    axes.set_ylim(max(low - 1.6 * padding, -1), min(high + padding, 101))
 
 
 def _draw_headline(axes: Axes, x: list[int], f1: list[float]) -> None:
@@ -221,8 +214,12 @@ def _mark_learning_rates(run: LoadedRun, axes: Axes) -> None:
 
 def _mark_events(run: LoadedRun, axes: Axes) -> None:
     """Triangles at the bottom for events of the method, crosses for refused updates."""
-    _draw_marks(axes, sorted(set(all_event_rounds(run))), "^", 0.03)
-    _draw_marks(axes, rejection_rounds(run), "X", 0.085)
+    events: set[int] = set()
+    for event in method_events(run):
+        events.update(*event_rounds(run, event).values())
+    _draw_marks(axes, sorted(events), "^", 0.03)
+    refusals: set[int] = set()
+    _draw_marks(axes, sorted(refusals.union(*refusal_rounds(run).values())), "X", 0.085)
 
 
 def _draw_marks(axes: Axes, rounds: list[int], marker: str, height: float) -> None:
@@ -233,7 +230,6 @@ def _draw_marks(axes: Axes, rounds: list[int], marker: str, height: float) -> No
     axes.plot(rounds, y, marker, ls="", color=NOISY, ms=9, mec=PAPER, mew=0.8)
 
 
-@run_section(position=20)
 def class_section(run: LoadedRun) -> PageSection | None:
     """From the last round with a confusion matrix."""
     records = [record for record in run.test_rounds if record.confusion]
@@ -241,10 +237,6 @@ def class_section(run: LoadedRun) -> PageSection | None:
         return None
     last = records[-1]
     confusion = last.confusion or ()
-    rows: list[list[str | Cell]] = []
-    for name, scores in zip(run.classes, per_class(np.array(confusion)), strict=False):
-        cells = [_score_cell(scores[key]) for key in ("f1", "recall", "precision")]
-        rows.append([name, *cells, count_text(scores["support"])])
     intro = (
         "Each row of the matrix holds the test images with the label of one class, and shows what "
         "the model called them: percent of the row, with the number of images below. "
@@ -254,20 +246,24 @@ def class_section(run: LoadedRun) -> PageSection | None:
     if kappa is not None:
         intro += f" The classes are grades: quadratic kappa {kappa:.2f}."
     matrix = count_matrix(f"Confusion matrix of round {last.round + 1}", run.classes, confusion)
-    table = Table(
-        f"Scores of every class in round {last.round + 1}",
-        ["Class", "F1", "Recall", "Precision", "Test images"],
-        rows,
-        bars=(1, 2, 3),
-    )
-    return PageSection("classes", "Class by class", intro, [MatrixGroup([matrix]), table])
+    blocks: list[PageElement] = [MatrixGroup([matrix]), round_table(run, last)]
+    return PageSection("classes", "Class by class", intro, blocks)
+
+
+def round_table(run: LoadedRun, record: RoundRecord) -> Table:
+    """Scores of every class in a round with a confusion matrix."""
+    rows: list[list[str | Cell]] = []
+    for name, scores in zip(run.classes, per_class(np.array(record.confusion)), strict=False):
+        cells = [_score_cell(scores[key]) for key in ("f1", "recall", "precision")]
+        rows.append([name, *cells, count_text(scores["support"])])
+    head = ["Class", "F1", "Recall", "Precision", "Test images"]
+    return Table(f"Scores of every class in round {record.round + 1}", head, rows, bars=(1, 2, 3))
 
 
 def _score_cell(value: float) -> Cell:
     return Cell(score_number(value), bar=value / 100)
 
 
-@run_section(position=25)
 def final_model_section(run: LoadedRun) -> PageSection | None:
     """Of finished runs; those of older versions have no such statistics."""
     if run.result is None or run.result.statistics is None:
@@ -322,44 +318,34 @@ def score_table(statistics: FinalStatistics) -> Table:
         "Balanced accuracy": statistics.recall,
         "Precision": statistics.precision,
         "Accuracy": statistics.accuracy,
+        "AUROC": statistics.auroc,
+        "Average precision": statistics.average_precision,
     }
-    if statistics.auroc is not None:
-        measures["AUROC"] = statistics.auroc
-    if statistics.average_precision is not None:
-        measures["Average precision"] = statistics.average_precision
     rows = []
     for name, interval in measures.items():
-        rows.append([name, score_number(interval.value), bounds_text(interval)])
+        if interval is not None:
+            rows.append([name, score_number(interval.value), bounds_text(interval)])
     note = "All but the accuracy are means over the classes."
     return Table("The final model", ["Measure", "Score", "95 % interval"], rows, note=note)
 
 
 def class_table(statistics: FinalStatistics, classes: Sequence[str]) -> Table:
     """Scores of every class with their intervals."""
-    head = ["Class", "F1"]
-    has_probabilities = statistics.auroc is not None
-    if has_probabilities:
-        head += ["AUROC", "Average precision"]
-    else:
-        head += ["Recall", "Precision"]
-    rows: list[list[str | Cell]] = []
-    for name in classes:
-        if name not in statistics.per_class:
-            continue
-        entry = statistics.per_class[name]
-        cells = [interval_cell(entry.f1)]
-        if has_probabilities:
-            cells += [interval_cell(entry.auroc), interval_cell(entry.average_precision)]
-        else:
-            cells += [interval_cell(entry.recall), interval_cell(entry.precision)]
-        rows.append([name, *cells])
+    columns = {"F1": "f1", "Recall": "recall", "Precision": "precision"}
     note = ""
-    if has_probabilities:
+    if statistics.auroc is not None:  # there are probabilities
+        columns = {"F1": "f1", "AUROC": "auroc", "Average precision": "average_precision"}
         note = (
             "AUROC: how often an image of the class has a higher probability for it than an image "
             "of another class; 50 is guessing. Average precision: the area under the curve of "
             "precision over recall; guessing gives the share of the class among the images."
         )
+    rows: list[list[str | Cell]] = []
+    for name in classes:
+        if name in statistics.per_class:
+            entry = statistics.per_class[name]
+            rows.append([name, *(interval_cell(getattr(entry, key)) for key in columns.values())])
+    head = ["Class", *columns]
     return Table("Each class against the others", head, rows, note=note)
 
 

@@ -1,1 +1,0 @@
-"""The paper's experiments as comparisons, and the numbers that it prints."""
