@@ -280,7 +280,7 @@ def test_headline_is_the_mean_of_the_last_five_rounds(gsca: str) -> None:
     assert "The best round was round 8 with 82.4; the last round reached 82.4." in text_of_page
 
 
-def test_summary_compares_wrong_and_unused_labels(gsca: str) -> None:
+def test_summary_compares_wrong_and_flagged_labels(gsca: str) -> None:
     text_of_page = words(gsca)
     assert (
         "20 % were made wrong on purpose: none at site-1 and 40 % at site-2 (symmetric)"
