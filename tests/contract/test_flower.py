@@ -415,12 +415,17 @@ def test_another_version_does_not_take_part(
     assert "0.0.9" in refusals["site-2"]
 
 
-@pytest.mark.parametrize("name", ["site-1", "nobody"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("site-1", "it calls itself site-1, but its key is registered as site-2"),
+        ("nobody", "nobody is not one of the experiment's sites"),  # as its own worker says
+    ],
+)
 def test_a_name_that_is_not_that_of_the_key_is_refused(
-    name: str, config: Config, tmp_path: Path
+    name: str, reason: str, config: Config, tmp_path: Path
 ) -> None:
     find_settings = one_different(tmp_path, 2, name=name, state=str(tmp_path / "s"))
-    reason = f"it calls itself {name}, but its key is registered as site-2"
     assert first_refusals(config, tmp_path, find_settings) == {"site-2": reason}
 
 
