@@ -81,7 +81,7 @@ def _draw_labels(
     likeness = context.likeness
     labels = {}
     for name, site_rows in rows.items():
-        if noise[name].definition.replaces_images:  # see foreign_images.py
+        if noise[name].definition.replaces_images:  # see replace_images
             labels[name] = table.labels[site_rows]
             continue
         groups = None

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgsca.federation.filters.rule import UpdateSpool, combine_extras, combine_models
+from fedgsca.federation.filters.base import UpdateSpool
+from fedgsca.federation.filters.rule import combine_extras, combine_models
 from fedgsca.federation.filters.rules import MixingRule, geometric_median, load_rules
 from fedgsca.rng import stream
 from fedgsca.wire import Extra, Update

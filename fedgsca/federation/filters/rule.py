@@ -1,25 +1,25 @@
-"""The list of all filters, and the last one: one model from the updates of a round, by a rule.
+"""`make_filters`, the list of all filters, and the last one, for which a rule (rules.py) decides.
 
-The same for what travels beside the model and is averaged by the server (`Extra.vote`): evidence
-heads, FedGP's network, selectors. Each array is a vector on which the rule decides anew, because a
-site can lie about one of them and be right about the others.
+`RuleFilter` makes one model from the updates of a round. The same for what travels beside the model
+and is averaged by the server (`Extra.vote`): evidence heads, FedGP's network, selectors. Each array
+is a vector on which the rule decides anew, because a site can lie about one of them and be right
+about the others.
 """
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from tempfile import SpooledTemporaryFile
-from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from fedgsca.config import Config
-from fedgsca.errors import RunFolderError
-from fedgsca.federation.filters.base import RoundContext, UpdateFilter
+from fedgsca.federation.filters.base import (
+    RoundContext,
+    SpooledArray,
+    UpdateFilter,
+    UpdateSpool,
+    WaitingUpdate,
+)
 from fedgsca.federation.filters.claims import ClaimFilter
 from fedgsca.federation.filters.distance import DistanceFilter
 from fedgsca.federation.filters.form import ClipFilter, FormFilter, RepetitionFilter
@@ -187,73 +187,3 @@ def _changes(
     for row in arrays:
         rows.append(np.subtract(row[name].read(), reference, dtype=np.float64))
     return np.stack(rows)
-
-
-# ---- updates that wait until the round is complete ----
-
-
-_MEMORY = 64 * 2**20  # bytes that wait in memory before they go to the disk
-
-
-@dataclass(frozen=True)
-class SpooledArray:
-    """An array that waits."""
-
-    file: IO[bytes]
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def read(self) -> np.ndarray:
-        """A copy in memory."""
-        self.file.seek(self.offset)
-        content = self.file.read(math.prod(self.shape) * self.dtype.itemsize)
-        return np.frombuffer(content, dtype=self.dtype).reshape(self.shape).copy()
-
-
-class WaitingUpdate(NamedTuple):
-    """An update of which any single array can be read back."""
-
-    site: str
-    num_samples: int
-    weights: Mapping[str, SpooledArray]
-    extras: Mapping[str, SpooledArray]
-
-
-class UpdateSpool:
-    """Updates in memory while they are small, else in a temporary file.
-
-    The file has no name, so nothing of it survives a crash.
-    """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        place = None if folder is None else str(folder)
-        # closed by __exit__
-        self._file = SpooledTemporaryFile(max_size=_MEMORY, dir=place)  # noqa: SIM115
-        self.updates: list[WaitingUpdate] = []
-
-    def __enter__(self) -> UpdateSpool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def add(self, update: Update) -> None:
-        """Append an update."""
-        weights, extras = self._write(update.weights), self._write(update.extras)
-        self.updates.append(WaitingUpdate(update.site, update.num_samples, weights, extras))
-
-    def _write(self, arrays: Arrays) -> dict[str, SpooledArray]:
-        places = {}
-        for name, value in arrays.items():
-            offset = self._file.seek(0, os.SEEK_END)
-            places[name] = SpooledArray(self._file, offset, np.shape(value), value.dtype)
-            try:
-                self._file.write(np.asarray(value).tobytes())
-            except OSError as error:
-                raise RunFolderError(
-                    "run.cannot-keep-update",
-                    f"an update that waits for the other sites cannot be stored: {error.strerror}",
-                    fix="free some space in the run folder, then run `fedgsca resume`",
-                ) from error
-        return places

@@ -29,10 +29,10 @@ from fedgsca.lab.report.elements import (
 )
 from fedgsca.lab.report.previous_run import find_previous, other_differences, read_difference
 from fedgsca.lab.report.run_facts import (
+    flagged_shares,
     knows_truth,
     noise_title,
     site_noise,
-    unused_shares,
     wrong_share,
 )
 from fedgsca.lab.report.run_reader import LoadedRun
@@ -189,11 +189,9 @@ def label_columns(run: LoadedRun) -> dict[str, Column]:
             columns["Estimated wrong"] = {
                 name: percent_text(estimate, 1) for name, estimate in estimates.items()
             }
-    shares = unused_shares(run.metrics, run.settings.noise_level)
+    shares = flagged_shares(run.metrics, run.settings.noise_level)
     if shares:
-        columns["Labels not trained on as given"] = {
-            name: percent_text(share, 1) for name, share in shares.items()
-        }
+        columns["Labels flagged"] = {name: percent_text(share, 1) for name, share in shares.items()}
     return columns
 
 
