@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedgsca.federation.robust.rules import (
+from fedgsca.federation.filters.rules import (
     Rule,
     geometric_median,
     mixing_matrix,
@@ -90,7 +90,7 @@ class PartMixingRule(_Rival):
 
     def coefficients(self, products: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Every site is the mean of the nearest images until all but the budget are in."""
-        budget, costs = self.settings.budget(sizes)
+        budget, costs = self.budget(sizes)
         distances = squared_distances(products)
         np.fill_diagonal(distances, -1.0)
         mixing = np.zeros_like(products)
@@ -107,5 +107,5 @@ class PartMixingRule(_Rival):
 
 def _count_liars(rule: Rule, num_sites: int) -> int:
     """A share counts sites here."""
-    liars = rule.settings.liars
+    liars = rule.liars
     return int(liars) if liars >= 1.0 else int(liars * num_sites + 1e-9)

@@ -83,8 +83,8 @@ def config_of(
 ) -> Config:
     """A configuration without evidence heads and audit, with one thread.
 
-    Both cost every method the same; benchmarks/audit_cost.py measures it. Two threads wait for
-    each other in a busy loop, which on a busy machine takes most of the time.
+    Both cost every method the same. Two threads wait for each other in a busy loop, which on a
+    busy machine takes most of the time.
     """
     base = ["federation.keep_losses=false", "audit.enabled=false"]
     base.append("train.threads=1")

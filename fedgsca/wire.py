@@ -251,12 +251,10 @@ def save_tensors(arrays: Arrays, metadata: Mapping[str, object]) -> bytes:
 
 
 def read_metadata(data: bytes) -> dict[str, object]:
-    """The metadata of `save_tensors`; model files of 0.2 have one safetensors key for each."""
+    """The metadata of `save_tensors`."""
     size = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-    if METADATA_KEY not in metadata:
-        return dict(metadata)
-    return dict(json.loads(metadata[METADATA_KEY]))
+    return dict(json.loads(metadata.get(METADATA_KEY, "{}")))
 
 
 def pack(header: Mapping[str, object], **groups: Arrays) -> bytes:

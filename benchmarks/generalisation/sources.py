@@ -15,12 +15,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedgsca.config import Config
+from fedgsca.config import OWN_FEATURES, Config
+from fedgsca.data.cache import cached_array
 from fedgsca.data.load import draw_long_tail, draw_stratified, load, take_rows
 from fedgsca.data.partition import split_rows
 from fedgsca.data.reader import READERS, Reader, ReaderOptions
 from fedgsca.data.table import ImageTable
-from fedgsca.federation.samples import copy_features
+from fedgsca.federation.samples import feature_key, frozen_features
 from fedgsca.rng import stream
 
 VALIDATION_SHARE = 0.25
@@ -130,7 +131,14 @@ def share_features(config: Config) -> None:
     if config.model.frozen and config.data.shift == "none" and not config.data.order:
         location = config.data.source.partition(":")[2]
         suite_table = open_suite_table(location, config.data.image_size)
-        copy_features(config, suite_table.table, suite_table.source, suite_table.rows)
+        features = frozen_features(config, suite_table.source)[suite_table.rows]
+
+        def fill(out: np.ndarray) -> None:
+            out[:] = features
+
+        if config.model.name != OWN_FEATURES:
+            key = feature_key(config, suite_table.table)
+            cached_array(key, features.shape, np.float32, fill)
 
 
 def read_suite(location: str, options: ReaderOptions) -> ImageTable:

@@ -1,4 +1,4 @@
-"""The settings that the data decides, said before a run starts, and how long it will take."""
+"""The settings that the data decides, said before a run starts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedgsca.support.console import print_note
-from fedgsca.support.text import duration
 
 if TYPE_CHECKING:
-    from fedgsca.config import Config, ModelConfig, Tree
+    from fedgsca.config import Config, Tree
     from fedgsca.federation.choose_settings import CompleteConfig
-
-_WORTH_SAYING = 10.0  # seconds; shorter runs are over before the estimate is read
 
 
 def complete_config(config: Config, *, quiet: bool) -> Config:
@@ -47,33 +44,14 @@ def check_sites(configs: Sequence[Config], *, quiet: bool) -> None:
         check_divisions(configs)
 
 
-def announce(configs: Sequence[Config], jobs: int = 1) -> None:
-    """Print what is trained from which weights, and the estimated time of all runs."""
+def announce(configs: Sequence[Config]) -> None:
+    """Print what is trained from which weights."""
     from fedgsca.federation.choose_settings import describe_model
     from fedgsca.federation.data_source import load_table
     from fedgsca.federation.progress import display
-    from fedgsca.federation.time_estimate import estimate_time, measure_speed
 
-    config = configs[0]
     with display(quiet=False):
-        table = load_table(config)
-    estimates = []
-    features = 0.0
-    by_model: dict[ModelConfig, list[Config]] = {}
-    for experiment in configs:
-        by_model.setdefault(experiment.model, []).append(experiment)
-    for experiments in by_model.values():
-        speed = measure_speed(experiments[0], table)
-        for text in describe_model(experiments[0], table.images.shape[1]):
+        table = load_table(configs[0])
+    for config in {config.model: config for config in reversed(configs)}.values():
+        for text in describe_model(config, table.images.shape[1]):
             print_note(text, None)
-        model_estimates = [estimate_time(one, table, speed) for one in experiments]
-        features += model_estimates[0].features
-        estimates += model_estimates
-    rounds = sum(estimate.rounds * estimate.per_round for estimate in estimates)
-    total = features + rounds / min(jobs, len(configs))
-    if total < _WORTH_SAYING:
-        return
-    if len(configs) > 1:
-        print_note(f"estimated time: about {duration(total)} for {len(configs)} runs", None)
-    else:
-        print_note(estimates[0].describe(), None)

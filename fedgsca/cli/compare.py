@@ -213,7 +213,7 @@ def start_comparison(plan: ComparisonPlan, out: Path, output: Output, shard: Sha
         if plan.ceiling and "fedavg" not in methods:
             print_warning("recovery is measured against FedAvg: add fedavg to --methods to see it")
         if open_configs:
-            announce(open_configs, output.jobs)
+            announce(open_configs)
     run_comparison(plan, out, output, shard)
 
 

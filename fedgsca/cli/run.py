@@ -234,11 +234,13 @@ def show_run(
     """
     from markupsafe import Markup
 
+    from fedgsca.federation.run_folder import read_setup
     from fedgsca.lab.report.run_facts import grade_kappa, result_notes
     from fedgsca.lab.report.run_page import describe_run
     from fedgsca.lab.report.run_reader import read_run
 
-    run = read_run(out, with_losses=False)
+    # a page lacks what a damaged file contained; here it is an error
+    run = replace(read_run(out, with_losses=False), setup=read_setup(out))
     print_line(
         f"\n{result.method} on {result.data}, noise {result.noise}, seed {result.seed},"
         f" {plural(result.rounds, 'round')}",

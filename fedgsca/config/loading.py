@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, get_args
 
@@ -191,21 +191,19 @@ def build(tree: Mapping[str, Any]) -> Config:
     base = {key: value for key, value in base.items() if key not in methods}
     method = methods.get(name)
     if method is None:
-        problems.append(_unknown_method(name, methods))
+        message = f"method: unknown method {name!r}; {_hint(name, sorted(methods))}"
+        problems.append(ConfigProblem("config.unknown-method", message))
     else:
         try:
-            options = _fill_options(method.Options, options)
+            options = _restore_none(options, method.Options)
+            options = _dump_options(method.Options.model_validate(options))
         except ValidationError as error:
             problems += validation_problems(error, method.Options, name)
     settings = _restore_none(merge(base, tree), Config)
     try:
         config = Config.model_validate({**settings, "method": name, "options": options})
-        problems += _privacy_problems(config, method)
-        problems += _rule_problems(config)
-        problems += _agreement_problems(config)
-        problems += _loss_problems(config, method)
-        problems += _participation_problems(config)
-        problems += _feature_problems(config)
+        if method is not None:
+            problems += _contradictions(config, method)
     except ValidationError as error:
         problems += validation_problems(error, Config)
     _raise_problems(problems)
@@ -274,15 +272,6 @@ def _take_method_sections(
     return sections, problems
 
 
-def _unknown_method(name: str, methods: Mapping[str, object]) -> ConfigProblem:
-    nearest = suggest(name, methods)
-    if nearest is None:
-        hint = f"available methods: {', '.join(sorted(methods))}"
-    else:
-        hint = f"did you mean {nearest}?"
-    return ConfigProblem("config.unknown-method", f"method: unknown method {name!r}; {hint}")
-
-
 def validation_problems(
     error: ValidationError, model: type[BaseModel], prefix: str = ""
 ) -> list[ConfigProblem]:
@@ -292,7 +281,7 @@ def validation_problems(
         path = [str(part) for part in item["loc"]]
         name = ".".join([prefix, *path] if prefix else path)
         if item["type"] == "extra_forbidden":
-            message = f"{name}: unknown key; {_key_hint(path, model)}"
+            message = f"{name}: unknown key; {_hint(path[-1], _section_keys(model, path[:-1]))}"
             problems.append(ConfigProblem("config.unknown-key", message))
         else:
             reason = item["msg"].removeprefix(_VALIDATOR_PREFIX)
@@ -308,11 +297,10 @@ def _shorten(value: object) -> str:
         return "a deeply nested value"
 
 
-def _key_hint(path: Sequence[str], model: type[BaseModel]) -> str:
-    """The nearest valid key of the section, or all of them."""
-    keys = _section_keys(model, path[:-1])
-    nearest = suggest(path[-1], keys)
-    return f"valid keys: {', '.join(keys)}" if nearest is None else f"did you mean {nearest}?"
+def _hint(word: str, names: Sequence[str]) -> str:
+    """The nearest valid name, or all of them."""
+    nearest = suggest(word, names)
+    return f"did you mean {nearest}?" if nearest else f"use one of: {', '.join(names)}"
 
 
 def _section_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
@@ -337,122 +325,104 @@ def section_model(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     return None
 
 
-def _privacy_problems(config: Config, method: type[MethodSchema] | None) -> list[ConfigProblem]:
+def _contradictions(config: Config, method: type[MethodSchema]) -> Iterator[ConfigProblem]:
+    """Values that are right one by one and do not fit together."""
+    federation = config.federation
+    rules = RULES.load()
+    if config.aggregation.rule not in rules:
+        name = config.aggregation.rule
+        message = f"aggregation.rule: unknown rule {name!r}; {_hint(name, sorted(rules))}"
+        yield ConfigProblem("config.unknown-rule", message)
+    if federation.sites is not None:  # elsewhere only the data knows the sites
+        problem = unknown_agreement(config, federation.sites)
+        if problem is not None:
+            yield ConfigProblem("config.unknown-site", problem)
+    if config.train.loss != "ce" and not method.takes_loss:
+        names = [name for name, schema in METHODS.load().items() if schema.takes_loss]
+        yield ConfigProblem(
+            "config.loss-not-used",
+            f"train.loss: {config.method} has a loss of its own and cannot use"
+            f" {config.train.loss}; methods that can: {', '.join(sorted(names))}",
+        )
+    if federation.sites_per_round is not None and federation.participation < 1:
+        yield ConfigProblem(
+            "config.two-participations",
+            "federation: participation and sites_per_round both say how many sites a round asks; "
+            "set one of them",
+        )
+    if federation.simulated_lateness > 0 and config.data.source == SITES_SOURCE:
+        yield ConfigProblem(
+            "config.lateness-not-simulated",
+            "federation.simulated_lateness: the sites of a deployment are late by themselves; "
+            "remove the key",
+        )
+    yield from _privacy_contradictions(config, method)
+    yield from _feature_contradictions(config)
+
+
+def _privacy_contradictions(config: Config, method: type[MethodSchema]) -> Iterator[ConfigProblem]:
     """Why this experiment cannot run under `privacy`: some numbers would leave unprotected."""
-    if config.privacy is None or method is None:
-        return []
+    if config.privacy is None:
+        return
     from fedgsca.wire import unprotected  # with numpy, which no help text needs
 
-    problems = []
     if method.reads_evidence:
-        message = (
+        yield ConfigProblem(
+            "config.privacy-without-evidence",
             f"privacy: {config.method} selects by evidence heads, which are off under privacy; "
-            "use method=fedgsca"
+            "use method=fedgsca",
         )
-        problems.append(ConfigProblem("config.privacy-without-evidence", message))
     extras = unprotected(method.uploads)
     if extras:
-        message = (
+        yield ConfigProblem(
+            "config.privacy-unprotected",
             f"privacy: {config.method} needs numbers of each site that cannot be protected: "
-            f"{', '.join(extras)}"
+            f"{', '.join(extras)}",
         )
-        problems.append(ConfigProblem("config.privacy-unprotected", message))
     at_the_sites = config.data.source == SITES_SOURCE and config.federation.test is None
     if config.privacy.noise > 0 and at_the_sites:
-        message = (
+        yield ConfigProblem(
+            "config.privacy-needs-test",
             "privacy: federation.test is not set, "
-            "and sites do not send exact counts of their own test images"
+            "and sites do not send exact counts of their own test images",
         )
-        problems.append(ConfigProblem("config.privacy-needs-test", message))
-    return problems
 
 
-def _rule_problems(config: Config) -> list[ConfigProblem]:
-    name = config.aggregation.rule
-    rules = RULES.load()
-    if name in rules:
-        return []
-    nearest = suggest(name, rules)
-    hint = f"use one of: {', '.join(sorted(rules))}"
-    if nearest is not None:
-        hint = f"did you mean {nearest}?"
-    message = f"aggregation.rule: unknown rule {name!r}; {hint}"
-    return [ConfigProblem("config.unknown-rule", message)]
-
-
-def _agreement_problems(config: Config) -> list[ConfigProblem]:
-    """Agreed numbers of images of sites that do not take part.
-
-    The names of the sites are known here only in a deployment.
-    """
-    max_images, names = config.aggregation.max_images, config.federation.sites
-    problems = []
-    if isinstance(max_images, dict) and names is not None:
-        valid_names = ", ".join(names[:_MAX_SITES])
-        if len(names) > _MAX_SITES:
-            valid_names += f" and {len(names) - _MAX_SITES} more"
-        for site in sorted(set(max_images) - set(names)):
-            message = (
-                f"aggregation.max_images: the site {one_line(site)!r} does not take part; "
-                f"{did_you_mean(site, names)}use the names of the sites: {valid_names}"
-            )
-            problems.append(ConfigProblem("config.unknown-site", message))
-    return problems
-
-
-def _loss_problems(config: Config, method: type[MethodSchema] | None) -> list[ConfigProblem]:
-    """A loss that the method would ignore."""
-    if config.train.loss == "ce" or method is None or method.takes_loss:
-        return []
-    names = [name for name, schema in METHODS.load().items() if schema.takes_loss]
-    message = (
-        f"train.loss: {config.method} has a loss of its own and cannot use {config.train.loss}; "
-        f"methods that can: {', '.join(sorted(names))}"
-    )
-    return [ConfigProblem("config.loss-not-used", message)]
-
-
-def _participation_problems(config: Config) -> list[ConfigProblem]:
-    federation = config.federation
-    problems = []
-    if federation.sites_per_round is not None and federation.participation < 1:
-        message = (
-            "federation: participation and sites_per_round both say how many sites a round asks; "
-            "set one of them"
-        )
-        problems.append(ConfigProblem("config.two-participations", message))
-    if federation.simulated_lateness > 0 and config.data.source == SITES_SOURCE:
-        message = (
-            "federation.simulated_lateness: the sites of a deployment are late by themselves; "
-            "remove the key"
-        )
-        problems.append(ConfigProblem("config.lateness-not-simulated", message))
-    return problems
-
-
-def _feature_problems(config: Config) -> list[ConfigProblem]:
+def _feature_contradictions(config: Config) -> Iterator[ConfigProblem]:
     """Keys that contradict each other about the user's own features."""
-    model = config.model
-    problems = []
+    model, file = config.model, config.data.features
     if model.name != OWN_FEATURES:
-        for key, value in (
-            ("data.features", config.data.features),
-            ("model.feature_width", model.feature_width),
-        ):
+        values = {"data.features": file, "model.feature_width": model.feature_width}
+        for key, value in values.items():
             if value is not None:
                 message = f"{key}: only model.name={OWN_FEATURES} uses it; remove one of the two"
-                problems.append(ConfigProblem("config.features-not-used", message))
-        return problems
+                yield ConfigProblem("config.features-not-used", message)
+        return
     if not model.frozen or model.weights is not None:
-        message = (
+        yield ConfigProblem(
+            "config.features-without-network",
             f"model: {OWN_FEATURES} trains a head on the features of a file; "
-            "remove model.frozen=false and model.weights"
+            "remove model.frozen=false and model.weights",
         )
-        problems.append(ConfigProblem("config.features-without-network", message))
-    if config.data.features is not None and config.data.source == SITES_SOURCE:
+    if file is not None and config.data.source == SITES_SOURCE:
         message = "data.features: each site has its own file; remove the key"
-        problems.append(ConfigProblem("config.features-at-sites", message))
-    return problems
+        yield ConfigProblem("config.features-at-sites", message)
+
+
+def unknown_agreement(config: Config, names: Sequence[str]) -> str | None:
+    """What is wrong if `aggregation.max_images` names a site that does not take part."""
+    table = config.aggregation.max_images
+    unknown_sites = sorted(set(table) - set(names)) if isinstance(table, dict) else []
+    if not unknown_sites:
+        return None
+    site = unknown_sites[0]
+    valid_names = ", ".join(names[:_MAX_SITES])
+    if len(names) > _MAX_SITES:
+        valid_names += f" and {len(names) - _MAX_SITES} more"
+    return (
+        f"aggregation.max_images: the site {one_line(site)!r} does not take part; "
+        f"{did_you_mean(site, names)}use the names of the sites: {valid_names}"
+    )
 
 
 # ---- None, which TOML does not have ----
@@ -475,11 +445,6 @@ def _restore_none(tree: Mapping[str, Any], model: type[BaseModel]) -> Tree:
 
 def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _fill_options(model: type[BaseModel], options: Mapping[str, Any]) -> Tree:
-    """A method's options, checked, with every default."""
-    return _dump_options(model.model_validate(_restore_none(options, model)))
 
 
 def _dump_options(options: BaseModel) -> Tree:

@@ -74,8 +74,8 @@ class MethodSchema(Protocol):
 
 
 METHODS: Registry[type[MethodSchema]] = Registry("fedgsca.methods")
-# aggregation rules; their contract is fedgsca.federation.robust.rules.Rule
-RULES: Registry[type] = Registry("fedgsca.federation.robust.rules")
+# aggregation rules; their contract is fedgsca.federation.filters.rules.Rule
+RULES: Registry[type] = Registry("fedgsca.federation.filters.rules")
 
 
 class Section(BaseModel):

@@ -207,11 +207,6 @@ def remove_cached(files: Iterable[CachedFile]) -> None:
         remove_quietly(file.path)
 
 
-def is_cached(key: str, cache_dir: Path | None = None) -> bool:
-    """Whether there is an entry for this key; it is not checked."""
-    return _manifest_path(key, cache_dir).exists()
-
-
 def _manifest_path(key: str, cache_dir: Path | None) -> Path:
     name = hashlib.sha256(f"{FORMAT}|{key}".encode()).hexdigest()[:32]
     return cache_folder(cache_dir) / f"{name}.json"

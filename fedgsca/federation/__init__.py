@@ -1,1 +1,1 @@
-"""From a configuration to sites with data, and the run folder with its records."""
+"""A run: sites with data, the round loop, filters of updates, engines, run folder, records."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from fedgsca.errors import ConfigError
 from fedgsca.support.registry import Registry
@@ -133,50 +133,16 @@ class ObserverGroup(RunObserver):
         """None stands for an observer that a run does not have."""
         self.observers = tuple(item for item in observers if item is not None)
 
-    def on_start(self, experiment: Experiment, first_round: int) -> None:
-        """See RunObserver, here and below."""
-        for observer in self.observers:
-            observer.on_start(experiment, first_round)
+    def __getattribute__(self, name: str) -> Any:
+        """Every event of RunObserver is passed on, also one that is added later."""
+        if not name.startswith("on_"):
+            return super().__getattribute__(name)
 
-    def on_history(self, rounds: Sequence[RoundRecord]) -> None:
-        """To all."""
-        for observer in self.observers:
-            observer.on_history(rounds)
+        def tell(*arguments: object) -> None:
+            for observer in self.observers:
+                getattr(observer, name)(*arguments)
 
-    def on_site_done(self, round_index: int, reply: Reply) -> None:
-        """To all."""
-        for observer in self.observers:
-            observer.on_site_done(round_index, reply)
-
-    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
-        """To all."""
-        for observer in self.observers:
-            observer.on_round_done(record, seconds)
-
-    def on_message(self, message: str) -> None:
-        """To all."""
-        for observer in self.observers:
-            observer.on_message(message)
-
-    def on_connection(self, site: str, problem: str | None) -> None:
-        """To all."""
-        for observer in self.observers:
-            observer.on_connection(site, problem)
-
-    def on_waiting(self, sites: Sequence[str], subject: str) -> None:
-        """To all."""
-        for observer in self.observers:
-            observer.on_waiting(sites, subject)
-
-    def on_timeout(self, site: str, usual: float | None, timeout: float | None) -> None:
-        """To all."""
-        for observer in self.observers:
-            observer.on_timeout(site, usual, timeout)
-
-    def on_pause(self, reason: str | None) -> None:
-        """To all."""
-        for observer in self.observers:
-            observer.on_pause(reason)
+        return tell
 
 
 # ---- the values of --engine ----

@@ -26,7 +26,6 @@ from fedgsca.wire import Arrays, pack, unpack
 
 log = logging.getLogger(__name__)
 KEEP = 4  # a site's memory (site_store.py) has one version more
-_PATTERN = "round-*.safetensors"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _path(folder: Path, rounds: int) -> Path:
 
 def paths(folder: Path) -> list[Path]:
     """All checkpoints, the newest last."""
-    return sorted(folder.glob(_PATTERN))
+    return sorted(folder.glob("round-*.safetensors"))
 
 
 def round_of(path: Path) -> int:
@@ -100,15 +99,14 @@ def go_back(folder: Path, rounds: int, fingerprint: str) -> None:
         except RunFolderError:
             raise
         except Exception as error:
-            stored_rounds = [int(path.stem.split("-")[1]) for path in sorted(folder.glob(_PATTERN))]
-            choices = ", ".join(str(number + 1) for number in [0, *stored_rounds])
+            choices = ", ".join(str(rounds + 1) for rounds in [0, *map(round_of, paths(folder))])
             raise RunFolderError(
                 "run.no-such-checkpoint",
                 f"{folder} has no readable checkpoint before round {rounds + 1}: {error}",
                 fix=f"use one of: --from {choices}",
             ) from None
-    for path in sorted(folder.glob(_PATTERN), reverse=True):
-        if int(path.stem.split("-")[1]) > rounds:
+    for path in reversed(paths(folder)):
+        if round_of(path) > rounds:
             path.unlink(missing_ok=True)
 
 
@@ -117,15 +115,15 @@ def read_latest(folder: Path, fingerprint: str) -> Checkpoint | None:
 
     A damaged one is reported, and the one before it is used.
     """
-    paths = sorted(folder.glob(_PATTERN), reverse=True)
-    for path in paths:
+    stored_paths = paths(folder)
+    for path in reversed(stored_paths):
         try:
             return _read(path, fingerprint)
         except RunFolderError:
             raise
         except Exception as error:
             log.warning("checkpoint %s is damaged (%s); using the one before it", path.name, error)
-    if paths:
+    if stored_paths:
         raise RunFolderError(
             "run.no-readable-checkpoint",
             f"none of the checkpoints in {folder} can be read",

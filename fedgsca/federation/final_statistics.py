@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from fedgsca.federation.records import (
     ClassStatistics,
     FinalStatistics,
     GroupStatistics,
-    Matrix,
     RoundRecord,
     ScoreInterval,
     SubsetScores,
@@ -37,105 +36,104 @@ from fedgsca.federation.score_intervals import (
 from fedgsca.federation.simulation import Experiment
 from fedgsca.metrics import confusion, scores
 from fedgsca.rng import stream
-from fedgsca.support.files import write_atomic
+
+# scores of a class, and those of them that need probabilities
+_RATES = ("f1", "recall", "precision")
+_RANKS = ("auroc", "average_precision")
 
 
 def summarise_predictions(
     predictions: FinalPredictions, classes: Sequence[str], round_index: int, group_word: str
 ) -> FinalStatistics | None:
     """The statistics of probabilities; None if some are not finite."""
-    if not len(predictions.labels) or not predictions.is_finite:
+    labels, probs, groups = predictions.labels, predictions.probs, predictions.groups
+    if not len(labels) or not predictions.is_finite:
         return None
-    scorer = WeightedScorer(predictions.labels, predictions.probs)
-    n = len(predictions.labels)
-    units = number_units(n, predictions.groups)
+    scorer = WeightedScorer(labels, probs)
+    units = number_units(len(labels), groups)
     num_units = int(units.max()) + 1
     masks = _site_masks(predictions.sites)
-    value = scorer.measure(np.ones((1, n)))
-    site_values = {}
-    for name, mask in masks.items():
-        site_values[name] = scorer.measure(mask[None, :], with_ranks=False)
-    parts: list[ScoreDraws] = []
-    site_parts: dict[str, list[ScoreDraws]] = {name: [] for name in masks}
+    draws: list[ScoreDraws] = []
+    site_draws: dict[str, list[ScoreDraws]] = {name: [] for name in masks}
     if num_units >= MIN_UNITS:
         for weights in draw_weights(units):
-            parts.append(scorer.measure(weights))
+            draws.append(scorer.measure(weights))
             for name, mask in masks.items():
-                site_parts[name].append(scorer.measure(weights * mask, with_ranks=False))
-    draws = join_draws(parts) if parts else None
+                site_draws[name].append(scorer.measure(weights * mask, with_ranks=False))
     per_site = {}
     for name, mask in masks.items():
-        num_site_units = len(np.unique(units[mask > 0]))
-        site_draws = join_draws(site_parts[name]) if num_site_units >= MIN_UNITS else None
-        per_site[name] = _subset_scores(int(mask.sum()), site_values[name], site_draws)
-    absent = value.support[0] == 0
-    return FinalStatistics(
-        round=round_index,
-        images=n,
-        unit="image" if predictions.groups is None else group_word,
+        value = scorer.measure(mask[None, :], with_ranks=False)
+        has_interval = len(np.unique(units[mask > 0])) >= MIN_UNITS
+        per_site[name] = _subset_scores(value, site_draws[name] if has_interval else [])
+    value = scorer.measure(np.ones((1, len(labels))))
+    return replace(
+        _statistics(round_index, classes, value, draws, per_site),
+        unit="image" if groups is None else group_word,
         units=num_units,
-        draws=DRAWS if draws is not None else 0,
-        accuracy=_interval(value.accuracy, None if draws is None else draws.accuracy),
-        f1=_macro_interval("f1", value, draws, absent),
-        recall=_macro_interval("recall", value, draws, absent),
-        precision=_macro_interval("precision", value, draws, absent),
-        per_class=_per_class(classes, value, draws),
-        per_site=per_site,
-        auroc=_optional(_macro_interval("auroc", value, draws, absent)),
-        average_precision=_optional(_macro_interval("average_precision", value, draws, absent)),
-        calibration=calibration_result(predictions.labels, predictions.probs),
+        calibration=calibration_result(labels, probs),
         groups=_group_statistics(predictions, group_word),
     )
 
 
 def summarise_counts(record: RoundRecord, classes: Sequence[str]) -> FinalStatistics | None:
-    """The statistics of confusion matrices: of every site, or of all sites together.
+    """The statistics of the confusion matrices of the sites.
 
     Images are drawn within each site. Which images belong to one patient is not known here.
     """
-    if not record.confusion:
+    if not record.confusion or not record.site_confusions:
         return None
-    site_matrices = dict(record.site_confusions or {})
-    # older records have the sum only
-    matrices = site_matrices or {"": record.confusion}
-    site_draws = {name: _draw_matrices(matrix, name) for name, matrix in matrices.items()}
-    value = _score_matrices(np.array([record.confusion], dtype=np.float64))
-    draws = _score_matrices(np.sum(list(site_draws.values()), axis=0))
-    num_images = int(value.support.sum())
-    has_interval = num_images >= MIN_UNITS
+    draws = np.zeros((DRAWS, len(classes), len(classes)))
     per_site = {}
-    for name, matrix in site_matrices.items():
-        site_value = _score_matrices(np.array([matrix], dtype=np.float64))
-        site_images = int(site_value.support.sum())
-        if site_images:
-            is_enough = site_images >= MIN_UNITS
-            site_scores = _score_matrices(site_draws[name]) if is_enough else None
-            per_site[name] = _subset_scores(site_images, site_value, site_scores)
+    for name, matrix in record.site_confusions.items():
+        counts = np.array(matrix, dtype=np.float64)
+        if not counts.any():
+            continue
+        site_draws = _draw_matrices(counts, name)
+        draws += site_draws
+        has_interval = counts.sum() >= MIN_UNITS
+        per_site[name] = _subset_scores(
+            _score_matrices(counts[None]), [_score_matrices(site_draws)] if has_interval else []
+        )
+    value = _score_matrices(np.array([record.confusion], dtype=np.float64))
+    has_interval = value.support.sum() >= MIN_UNITS
+    all_draws = [_score_matrices(draws)] if has_interval else []
+    return _statistics(record.round, classes, value, all_draws, per_site)
+
+
+def _statistics(
+    round_index: int,
+    classes: Sequence[str],
+    value: ScoreDraws,
+    parts: Sequence[ScoreDraws],
+    per_site: Mapping[str, SubsetScores],
+) -> FinalStatistics:
+    """What images and counts have in common; without parts of draws, there are no intervals."""
+    draws = join_draws(parts)
     absent = value.support[0] == 0
-    final_draws = draws if has_interval else None
+    macro = {name: _macro_interval(name, value, draws, absent) for name in (*_RATES, *_RANKS)}
+    num_images = int(value.support.sum())
     return FinalStatistics(
-        round=record.round,
+        round=round_index,
         images=num_images,
         unit="image",
         units=num_images,
-        draws=DRAWS if has_interval else 0,
-        accuracy=_interval(value.accuracy, draws.accuracy if has_interval else None),
-        f1=_macro_interval("f1", value, final_draws, absent),
-        recall=_macro_interval("recall", value, final_draws, absent),
-        precision=_macro_interval("precision", value, final_draws, absent),
-        per_class=_per_class(classes, value, final_draws),
+        draws=0 if draws is None else DRAWS,
+        accuracy=_interval(value.accuracy, None if draws is None else draws.accuracy),
+        f1=macro["f1"],
+        recall=macro["recall"],
+        precision=macro["precision"],
+        per_class=_per_class(classes, value, draws),
         per_site=per_site,
+        auroc=_optional(macro["auroc"]),
+        average_precision=_optional(macro["average_precision"]),
     )
 
 
-def _draw_matrices(matrix: Matrix, name: str) -> np.ndarray:
-    """(d, C, C): confusion matrices of as many images, drawn with replacement."""
-    counts = np.array(matrix, dtype=np.float64)
-    total = int(counts.sum())
-    if not total:
-        return np.zeros((DRAWS, *counts.shape))
+def _draw_matrices(counts: np.ndarray, name: str) -> np.ndarray:
+    """(d, C, C): confusion matrices of as many images as in counts (C, C), with replacement."""
     rng = stream(0, "bootstrap counts", name)
-    draws = rng.multinomial(total, counts.ravel() / counts.sum(), size=DRAWS)
+    total = counts.sum()
+    draws = rng.multinomial(int(total), counts.ravel() / total, size=DRAWS)
     return draws.reshape(DRAWS, *counts.shape).astype(np.float64)
 
 
@@ -153,10 +151,11 @@ def _site_masks(sites: np.ndarray | None) -> Mapping[str, np.ndarray]:
     return {str(name): (sites == name).astype(np.float64) for name in np.unique(sites)}
 
 
-def _subset_scores(images: int, value: ScoreDraws, draws: ScoreDraws | None) -> SubsetScores:
+def _subset_scores(value: ScoreDraws, parts: Sequence[ScoreDraws]) -> SubsetScores:
+    draws = join_draws(parts)
     no_class = np.zeros(value.f1.shape[1], dtype=bool)
     return SubsetScores(
-        images=images,
+        images=int(value.support.sum()),
         accuracy=_interval(value.accuracy, None if draws is None else draws.accuracy),
         f1=_macro_interval("f1", value, draws, no_class),
     )
@@ -177,20 +176,15 @@ def _per_class(
     results = {}
     for c, name in enumerate(classes):
         intervals = {}
-        for key in ("f1", "recall", "precision", "auroc", "average_precision"):
+        for key in (*_RATES, *_RANKS):
             column = None
             if draws is not None:
                 # a class that is not in a draw has no score there
                 has_class = draws.support[:, c] > 0
                 column = np.where(has_class, getattr(draws, key)[:, c], np.nan)
             intervals[key] = _interval(getattr(value, key)[:, c], column)
-        results[name] = ClassStatistics(
-            f1=intervals["f1"],
-            recall=intervals["recall"],
-            precision=intervals["precision"],
-            auroc=_optional(intervals["auroc"]),
-            average_precision=_optional(intervals["average_precision"]),
-        )
+        ranks = [_optional(intervals[key]) for key in _RANKS]
+        results[name] = ClassStatistics(*(intervals[key] for key in _RATES), *ranks)
     return results
 
 
@@ -301,20 +295,11 @@ def label_predictions(experiment: Experiment, probs: np.ndarray) -> FinalPredict
     )
 
 
-def write_predictions_file(folder: Path, predictions: FinalPredictions) -> None:
-    """Write the file of a run."""
-    write_atomic(folder / FILE, encode_predictions(predictions))
-
-
 def encode_predictions(predictions: FinalPredictions) -> bytes:
     """The content of the file."""
-    arrays = {"ids": predictions.ids, "labels": predictions.labels, "probs": predictions.probs}
-    if predictions.groups is not None:
-        arrays["groups"] = predictions.groups
-    if predictions.sites is not None:
-        arrays["sites"] = predictions.sites
+    arrays = {name: array for name, array in vars(predictions).items() if array is not None}
     content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]
+    np.savez(content, **arrays)
     return content.getvalue()
 
 

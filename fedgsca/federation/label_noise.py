@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedgsca.config import Config
 from fedgsca.data.cache import Extra, cached_array, cached_rows
@@ -80,7 +81,7 @@ def _draw_labels(
     likeness = context.likeness
     labels = {}
     for name, site_rows in rows.items():
-        if noise[name].definition.replaces_images:  # see foreign_images.py
+        if noise[name].definition.replaces_images:  # see replace_images
             labels[name] = table.labels[site_rows]
             continue
         groups = None
@@ -424,8 +425,6 @@ def _append_images(
     shape = table.images.shape[1:]
     entry = cached_rows(identity.hexdigest(), shape, np.uint8, read_rows, count)
     no_class = np.full(len(names), NO_CLASS)
-    labels = np.concatenate([table.labels, no_class])
-    split = np.concatenate([table.split, np.full(len(names), "train")])
     # nobody has checked a label of an image of no class
     checked = None
     if table.checked is not None:
@@ -435,8 +434,8 @@ def _append_images(
     return with_fingerprint(
         table,
         images=entry.array,
-        labels=labels,
-        split=split,
+        labels=np.concatenate([table.labels, no_class]),
+        split=np.concatenate([table.split, np.full(len(names), "train")]),
         ids=np.concatenate([table.ids, np.array(names, dtype=str)]),
         # every foreign image is a group of its own, and no hospital of the source has it
         groups=None if table.groups is None else np.concatenate([table.groups, names]),
@@ -448,8 +447,8 @@ def _append_images(
     )
 
 
-def _extend(labels: np.ndarray | None, extra_labels: np.ndarray) -> np.ndarray | None:
-    return None if labels is None else np.concatenate([labels, extra_labels])
+def _extend(column: np.ndarray | None, values: ArrayLike) -> np.ndarray | None:
+    return None if column is None else np.concatenate([column, values])
 
 
 def _make_image(

@@ -36,7 +36,7 @@ from fedgsca.wire import Payload, Update, drop_diagnostics
 
 log = logging.getLogger(__name__)
 LOSSES_EVERY = 5  # rounds between two versions of losses/<site>.npz
-# what of a method's `site.note` arrays is in it (simulation_metrics.py says what they are)
+# what of a method's `site.note` arrays is in it (`Site.note` says what they are)
 SELECTION_NOTES = (
     "losses",
     "clean",

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fedgsca.federation.base import RunObserver
 from fedgsca.support.console import console, listen, print_note
@@ -26,30 +26,34 @@ _ACTIVITY_INTERVAL = 60.0  # seconds between its lines
 _MIN_SHARE = 0.02  # of a grid, before the remaining time is estimated
 
 
-class Display(Protocol):
-    """One per command; it makes an observer for every run."""
+class Display:
+    """One per command; it makes an observer for every run. This one shows nothing: --quiet."""
+
+    def __init__(self, runs: int = 1) -> None:
+        """`runs` is how many are still to do."""
+        self.runs = runs
+        # shared by runs on the same data, so that each warning is shown once
+        self.shown_warnings: set[str] = set()
 
     def observe(self, label: str) -> RunObserver:
         """The observer of the next run."""
-        ...
+        return RunObserver()
+
+    def draw(self, pace: PaceObserver, *, is_round_end: bool) -> None:
+        """Show how far the run is."""
 
     def finish_run(self, label: str, text: str) -> None:
         """A run of several is finished; `text` is its result."""
-        ...
 
     def print(self, text: str, style: str | None = None) -> None:
-        """Print a line above the bars."""
-        ...
+        """Print a line, above the bars if there are any."""
 
 
 @contextmanager
 def display(*, quiet: bool, runs: int = 1) -> Iterator[Display]:
-    """The display that fits the terminal.
-
-    `runs` is how many are still to do; with more than one, a second bar counts them.
-    """
+    """The display that fits the terminal; with more than one run, a second bar counts them."""
     if quiet:
-        yield SilentDisplay()
+        yield Display(runs)
     elif sys.stderr.isatty():
         with _progress_bars() as bars:
             shown_bars = BarDisplay(bars, runs)
@@ -61,10 +65,12 @@ def display(*, quiet: bool, runs: int = 1) -> Iterator[Display]:
             yield lines
 
 
-class Pace:
+class PaceObserver(RunObserver):
     """Progress of a run in rounds, and the remaining time at the speed of this session."""
 
-    def __init__(self) -> None:
+    def __init__(self, label: str, display: Display) -> None:
+        self.label = label
+        self.display = display
         self.rounds = 0
         self.sites = 0
         self.first_round = 0
@@ -74,29 +80,42 @@ class Pace:
         self.f1: float | None = None
         self.start_time = time.monotonic()
 
-    def start(self, experiment: Experiment, first_round: int) -> None:
-        """The rounds before `first_round` were run in an earlier session."""
+    def on_start(self, experiment: Experiment, first_round: int) -> None:
+        """Show warnings about the data, and where a resumed run continues."""
         self.rounds = experiment.config.train.rounds
         self.sites = len(experiment.names)
-        self.first_round = first_round
-        self.round = first_round
-        self.replies = 0
+        self.first_round = self.round = first_round
         self.start_time = time.monotonic()
+        for warning in experiment.warnings:
+            if warning not in self.display.shown_warnings:
+                self.display.shown_warnings.add(warning)
+                self.on_message(warning)
+        if first_round:
+            self.on_message(f"continuing after round {first_round} of {self.rounds}")
+        self.display.draw(self, is_round_end=False)
 
-    def remember(self, rounds: Sequence[RoundRecord]) -> None:
-        """The scores of earlier sessions count."""
-        scores = [float(record.f1) for record in rounds if record.f1 is not None]
-        if scores:
-            self.f1, self.best = scores[-1], max(scores)
+    def on_history(self, rounds: Sequence[RoundRecord]) -> None:
+        """The best score may be that of an earlier session."""
+        for record in rounds:
+            self._note_score(record)
 
-    def count_reply(self) -> None:
-        """One more site has answered in this round."""
+    def on_site_done(self, round_index: int, reply: Reply) -> None:
+        """Count the site."""
         self.replies += 1
+        self.display.draw(self, is_round_end=False)
 
-    def end_round(self, record: RoundRecord) -> None:
-        """The next round begins."""
+    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
+        """Show the score; the next round begins."""
         self.round = record.round + 1
         self.replies = 0
+        self._note_score(record)
+        self.display.draw(self, is_round_end=True)
+
+    def on_message(self, message: str) -> None:
+        """Print it."""
+        self.display.print(message, "dim")
+
+    def _note_score(self, record: RoundRecord) -> None:
         if record.f1 is not None:
             self.f1 = float(record.f1)
             self.best = max(self.best, self.f1)
@@ -131,63 +150,33 @@ def _place(position: int, total: int) -> str:
     return f"{count(position)} of {count(total)}"
 
 
-class PaceObserver(RunObserver):
-    """Follows a run and passes on warnings; subclasses draw."""
+class LineDisplay(Display):
+    """For a pipe or a log file: a line at the end of a round, if the last line is not recent."""
 
-    def __init__(self, label: str, shown_warnings: set[str]) -> None:
-        """`shown_warnings` is shared by runs on the same data, so that each is shown once."""
-        self.label = label
-        self.shown_warnings = shown_warnings
-        self.pace = Pace()
-
-    def on_start(self, experiment: Experiment, first_round: int) -> None:
-        """Show warnings about the data, and where a resumed run continues."""
-        self.pace.start(experiment, first_round)
-        for warning in experiment.warnings:
-            if warning not in self.shown_warnings:
-                self.shown_warnings.add(warning)
-                self.on_message(warning)
-        if first_round:
-            self.on_message(f"continuing after round {first_round} of {self.pace.rounds}")
-        self.draw(is_round_end=False)
-
-    def on_history(self, rounds: Sequence[RoundRecord]) -> None:
-        """The best score may be an earlier one."""
-        self.pace.remember(rounds)
-
-    def on_site_done(self, round_index: int, reply: Reply) -> None:
-        """Count the site."""
-        self.pace.count_reply()
-        self.draw(is_round_end=False)
-
-    def on_round_done(self, record: RoundRecord, seconds: float) -> None:
-        """Show the score."""
-        self.pace.end_round(record)
-        self.draw(is_round_end=True)
-
-    def on_message(self, message: str) -> None:
-        """Print it."""
-        print_note(message, "dim")
-
-    def draw(self, *, is_round_end: bool) -> None:
-        """Show the pace; for subclasses."""
-
-
-class LineDisplay:
-    """For a pipe or a log file."""
-
-    def __init__(self, runs: int) -> None:
-        self.runs = runs
+    def __init__(self, runs: int = 1) -> None:
+        super().__init__(runs)
         self.count = 0
         self.last_line = -_LINE_INTERVAL
-        self.shown_warnings: set[str] = set()
         # the time of the next line about the current activity, in seconds after its start
         self.next_activity_line = _FIRST_ACTIVITY_LINE
 
     def observe(self, label: str) -> RunObserver:
         """The observer of the next run."""
         self.count += 1
-        return LineObserver(self._prefix(label), self)
+        return PaceObserver(self._prefix(label), self)
+
+    def draw(self, pace: PaceObserver, *, is_round_end: bool) -> None:
+        """Print a line now and then, and after the last round of a single run."""
+        time_now = time.monotonic()
+        is_due = time_now - self.last_line >= _LINE_INTERVAL
+        is_last = pace.round == pace.rounds and self.runs <= 1
+        if not is_round_end or not (is_due or is_last):
+            return
+        self.last_line = time_now
+        parts = [f"{pace.label}round {pace.round}/{pace.rounds}", pace.score_text()]
+        if pace.remaining_text:
+            parts.append(pace.remaining_text)
+        print_note("  ".join(parts), None)
 
     def finish_run(self, label: str, text: str) -> None:
         """Print the result of a run of several."""
@@ -216,38 +205,14 @@ class LineDisplay:
         return f"[{self.count}/{self.runs}] {label}: " if self.runs > 1 else ""
 
 
-class LineObserver(PaceObserver):
-    """Prints a line at the end of a round, if the last line is not recent."""
-
-    def __init__(self, prefix: str, lines: LineDisplay) -> None:
-        super().__init__(prefix, lines.shown_warnings)
-        self.lines = lines
-
-    def draw(self, *, is_round_end: bool) -> None:
-        """Print a line now and then, and after the last round of a single run."""
-        pace = self.pace
-        time_now = time.monotonic()
-        is_due = time_now - self.lines.last_line >= _LINE_INTERVAL
-        is_last = pace.round == pace.rounds and self.lines.runs <= 1
-        if not is_round_end or not (is_due or is_last):
-            return
-        self.lines.last_line = time_now
-        parts = [f"{self.label}round {pace.round}/{pace.rounds}", pace.score_text()]
-        if pace.remaining_text:
-            parts.append(pace.remaining_text)
-        print_note("  ".join(parts), None)
-
-
-class BarDisplay:
+class BarDisplay(Display):
     """For a terminal: one bar for the run, above it one for the runs of a comparison."""
 
     def __init__(self, bars: Progress, runs: int) -> None:
+        super().__init__(runs)
         self.bars = bars
-        self.runs = runs
         self.runs_done = 0
         self.start_time = time.monotonic()
-        self.is_wide = bars.console.width >= _WIDE
-        self.shown_warnings: set[str] = set()
         self.total_bar: TaskID | None = None
         if runs > 1:
             self.total_bar = bars.add_task(
@@ -259,23 +224,30 @@ class BarDisplay:
 
     def observe(self, label: str) -> RunObserver:
         """The observer of the next run."""
-        self.bars.reset(
+        self.bars.reset(self.run_bar, total=None, description=label)
+        self.bars.update(self.run_bar, place="reading data", score="", remaining="", visible=True)
+        return PaceObserver(label, self)
+
+    def draw(self, pace: PaceObserver, *, is_round_end: bool) -> None:
+        """Redraw both bars."""
+        replies = pace.sites if pace.round == pace.rounds else pace.replies
+        round_number = min(pace.round + 1, pace.rounds)
+        self.bars.update(
             self.run_bar,
-            total=None,
-            description=label,
-            place="reading data",
-            score="",
-            remaining="",
-            visible=True,
+            completed=pace.position,
+            total=pace.rounds,
+            place=f"round {round_number}/{pace.rounds}  site {replies}/{pace.sites}",
+            score=pace.score_text(with_best=self.bars.console.width >= _WIDE),
+            remaining=pace.remaining_text,
         )
-        return BarObserver(label, self)
+        self._update_total(pace.position / pace.rounds)
 
     def finish_run(self, label: str, text: str) -> None:
         """Print the result of a run of several."""
         self.runs_done += 1
         if self.total_bar is not None:
             self.bars.console.print(f"{label}  {text}")
-            self.update_total(0.0)
+            self._update_total(0.0)
 
     def print(self, text: str, style: str | None = None) -> None:
         """Print a line above the bars."""
@@ -296,7 +268,7 @@ class BarDisplay:
             visible=True,
         )
 
-    def update_total(self, fraction: float) -> None:
+    def _update_total(self, fraction: float) -> None:
         """Redraw the upper bar; `fraction` of the current run is finished."""
         if self.total_bar is None:
             return
@@ -307,44 +279,6 @@ class BarDisplay:
             remaining = _remaining_text(seconds / position * (self.runs - position))
         place = f"{self.runs_done}/{self.runs}"
         self.bars.update(self.total_bar, completed=position, place=place, remaining=remaining)
-
-
-class BarObserver(PaceObserver):
-    """Moves the lower bar."""
-
-    def __init__(self, label: str, display: BarDisplay) -> None:
-        super().__init__(label, display.shown_warnings)
-        self.display = display
-
-    def on_message(self, message: str) -> None:
-        """Print it above the bars."""
-        self.display.print(message, "dim")
-
-    def draw(self, *, is_round_end: bool) -> None:
-        """Redraw both bars."""
-        pace = self.pace
-        replies = pace.sites if pace.round == pace.rounds else pace.replies
-        round_number = min(pace.round + 1, pace.rounds)
-        self.display.bars.update(
-            self.display.run_bar,
-            completed=pace.position,
-            total=pace.rounds,
-            place=f"round {round_number}/{pace.rounds}  site {replies}/{pace.sites}",
-            score=pace.score_text(with_best=self.display.is_wide),
-            remaining=pace.remaining_text,
-        )
-        self.display.update_total(pace.position / pace.rounds)
-
-
-class SilentDisplay:
-    """--quiet."""
-
-    def observe(self, label: str) -> RunObserver:
-        """An observer that shows nothing."""
-        return RunObserver()
-
-    def finish_run(self, label: str, text: str) -> None: ...
-    def print(self, text: str, style: str | None = None) -> None: ...
 
 
 def _progress_bars() -> Progress:

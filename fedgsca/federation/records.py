@@ -80,7 +80,7 @@ class RoundRecord(Record):
     # site -> why its update was not used
     refusals: Mapping[str, str] = field(metadata=stored_as("refused"))
     # sites that hardly any other site would listen to in most of their last rounds
-    # (engine/filters/distance.py); None: there are none
+    # (filters/distance.py); None: there are none
     distant_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("distant"))
     # the sites that were asked; None: all of them
     asked_sites: tuple[str, ...] | None = field(default=None, metadata=stored_as("asked"))

@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,23 +84,18 @@ class StatusObserver(RunObserver):
             status = replace(self.status, at=utc_now())
             write_atomic(self.folder / STATUS_FILE, dumps(status.to_json()))
 
-    def _set_sites(self, names: Iterable[str], state: str) -> None:
-        sites = dict(self.status.sites)
-        for name in names:
-            old_status = sites.get(name, SiteStatus("", ""))
-            sites[name] = replace(old_status, state=state, since=utc_now())
+    def _set_site(self, name: str, **changes: object) -> None:
+        site = self.status.sites.get(name, SiteStatus("", utc_now()))
+        sites = {**self.status.sites, name: replace(site, **changes)}  # type: ignore[arg-type]
         self.status = replace(self.status, sites=sites)
 
     def on_start(self, experiment: Experiment, first_round: int) -> None:
         """All sites are known by name only."""
         rounds = experiment.config.train.rounds
         self.status = replace(self.status, state="running", round=first_round, rounds=rounds)
-        self._set_sites(experiment.names, "no contact yet")
-        sites = {}
-        for name, site in self.status.sites.items():
+        for name in experiment.names:
             max_images = experiment.config.aggregation.agreed_images(name)
-            sites[name] = replace(site, max_images=max_images)
-        self.status = replace(self.status, sites=sites)
+            self._set_site(name, state="no contact yet", since=utc_now(), max_images=max_images)
         self._write()
 
     def on_history(self, rounds: Sequence[RoundRecord]) -> None:
@@ -112,22 +107,21 @@ class StatusObserver(RunObserver):
 
     def on_waiting(self, sites: Sequence[str], subject: str) -> None:
         """These sites are awaited."""
-        self._set_sites(sites, f"awaited: {subject}")
+        for site in sites:
+            self._set_site(site, state=f"awaited: {subject}", since=utc_now())
         self._write()
 
     def on_connection(self, site: str, problem: str | None) -> None:
         """A site has said who it is, or why it cannot take part."""
         if site not in self.status.sites:  # whoever that is
             return
-        self._set_sites([site], "connected" if problem is None else f"cannot take part: {problem}")
+        state = "connected" if problem is None else f"cannot take part: {problem}"
+        self._set_site(site, state=state, since=utc_now())
         self._write()
 
     def on_timeout(self, site: str, usual: float | None, timeout: float | None) -> None:
         """Written with the next event."""
-        sites = dict(self.status.sites)
-        old_status = sites.get(site, SiteStatus("", utc_now()))
-        sites[site] = replace(old_status, usual=usual, timeout=timeout)
-        self.status = replace(self.status, sites=sites)
+        self._set_site(site, usual=usual, timeout=timeout)
 
     def on_pause(self, reason: str | None) -> None:
         """The run waits for sites, or goes on."""
@@ -140,7 +134,7 @@ class StatusObserver(RunObserver):
         state = "answered"
         if reply.update is None:
             state = f"{'absent' if reply.is_absent else 'left out'}: {reply.error}"
-        self._set_sites([reply.site], state)
+        self._set_site(reply.site, state=state, since=utc_now())
         self._write_soon()
 
     def on_round_done(self, record: RoundRecord, seconds: float) -> None:
@@ -203,16 +197,16 @@ def _is_free(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class SiteProgress:
+class SiteProgress(SiteStatus):
     """What the coordinator is waiting for at a site."""
 
-    site: str
-    state: str
-    since: str
-    seconds: float | None  # since then
-    usual: float | None = None  # seconds that it usually needs for an answer
-    timeout: float | None = None  # seconds for which it is awaited
-    max_images: int | None = None  # that it may claim, if a number was agreed on
+    site: str = ""
+    seconds: float | None = None  # since then
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the site must answer next."""
+        return self.state.startswith("awaited")
 
 
 @dataclass(frozen=True)
@@ -232,7 +226,7 @@ class DeploymentStatus:
         """The sites that must answer next. A run that has ended waits for nobody."""
         if self.state != "running":
             return ()
-        return tuple(site.site for site in self.sites if _is_awaited(site))
+        return tuple(site.site for site in self.sites if site.is_awaited)
 
 
 def read_deployment_status(run: Path, now: datetime.datetime | None = None) -> DeploymentStatus:
@@ -253,13 +247,10 @@ def read_deployment_status(run: Path, now: datetime.datetime | None = None) -> D
     moment = now or datetime.datetime.now(datetime.UTC)
     sites = []
     for name, site in sorted(status.sites.items()):
-        seconds = _seconds_since(site.since, moment)
-        is_distant = name in status.distant_sites
-        state = f"{site.state}; {DISTANT_TEXT}" if is_distant else site.state
-        progress = SiteProgress(
-            name, state, site.since, seconds, site.usual, site.timeout, site.max_images
-        )
-        if status.state == "finished" and _is_awaited(progress):
+        progress = SiteProgress(**vars(site), site=name, seconds=_seconds_since(site.since, moment))
+        if name in status.distant_sites:
+            progress = replace(progress, state=f"{site.state}; {DISTANT_TEXT}")
+        if status.state == "finished" and progress.is_awaited:
             progress = replace(progress, state="done")
         sites.append(progress)
     return DeploymentStatus(
@@ -271,10 +262,6 @@ def read_deployment_status(run: Path, now: datetime.datetime | None = None) -> D
         sites=tuple(sites),
         messages=status.messages,
     )
-
-
-def _is_awaited(progress: SiteProgress) -> bool:
-    return progress.state.startswith("awaited")
 
 
 def _seconds_since(text: str, now: datetime.datetime) -> float | None:

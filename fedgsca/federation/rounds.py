@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedgsca.config import SITES_SOURCE, Config
-from fedgsca.errors import QuorumError, UpdateError
+from fedgsca.config.loading import unknown_agreement
+from fedgsca.errors import ConfigError, QuorumError, UpdateError
 from fedgsca.federation import checkpoint
 from fedgsca.federation.base import Engine, PatientEngine, RunObserver, SiteEvaluator
 from fedgsca.federation.filters.base import UpdateFilter, memory_of, restore_memory
-from fedgsca.federation.filters.claims import check_agreed_sites
 from fedgsca.federation.filters.form import number_problem
 from fedgsca.federation.filters.lateness import LateSites
 from fedgsca.federation.filters.rule import make_filters
@@ -29,7 +29,7 @@ from fedgsca.federation.local import LocalEngine, SiteRunner
 from fedgsca.federation.privacy import spent_epsilon
 from fedgsca.federation.processes import ProcessEngine
 from fedgsca.federation.records import RoundRecord, RunResult, TimingRecord, finite
-from fedgsca.federation.run_folder import RunFolder, read_rounds
+from fedgsca.federation.run_folder import RunFolder, read_result, read_rounds
 from fedgsca.federation.simulation import Experiment, prepare
 from fedgsca.federation.site_evaluation import (
     ModelScores,
@@ -69,12 +69,14 @@ def run(
     """
     observer = observer or RunObserver()
     with RunFolder(out, config) as folder:
-        result = folder.result()
+        result = read_result(out)
         if result is not None:
             return result
         folder.check_version()
         experiment = experiment or prepare(config, folder=out)
-        check_agreed_sites(config, experiment.names)
+        problem = unknown_agreement(config, experiment.names)
+        if problem is not None:
+            raise ConfigError("config.unknown-site", problem, fix="correct the name of the site")
         spent_epsilon(config, 1)  # a missing accountant is noticed before the first round
         method = compose_method(config)
         runner = SiteRunner(experiment, method, out)
@@ -183,7 +185,7 @@ class RoundLoop:
             save=end - end_of_evaluation,
             cpu=cpu if isinstance(self.engine, LocalEngine) else None,
         )
-        self.folder.append_timing(timing)
+        self.folder.append("timing.jsonl", timing)
         self.observer.on_round_done(record, end - start)
         return state
 
@@ -234,7 +236,7 @@ class RoundLoop:
         return self.method.aggregate(state, intake.updates(replies))
 
     def _save(self, record: RoundRecord, state: ServerState) -> None:
-        self.folder.append_metrics(record)
+        self.folder.append("metrics.jsonl", record)
         checkpoint.save(
             self.folder.checkpoints,
             state,
@@ -255,7 +257,11 @@ class RoundLoop:
             replies = self.engine.evaluate_at_sites(Payload(record.round, state.weights))
             scores = pool_scores(replies, self.experiment.dims, self.observer.on_message)
         if scores is not None:
-            self._warn_about_loss(record.round, scores.loss)
+            if not math.isfinite(scores.loss):
+                self.observer.on_message(
+                    f"round {record.round + 1}: the loss on the test images is not finite, so it is"
+                    " not recorded; the model may be diverging"
+                )
             record = replace(
                 record,
                 f1=scores.f1,
@@ -269,13 +275,6 @@ class RoundLoop:
         if val is not None:
             record = replace(record, val_f1=score_model(self.runner, state.weights, val).f1)
         return record
-
-    def _warn_about_loss(self, round_index: int, loss: float | None) -> None:
-        if loss is not None and not math.isfinite(loss):
-            self.observer.on_message(
-                f"round {round_index + 1}: the loss on the test images is not finite, so it is not"
-                " recorded; the model may be diverging"
-            )
 
 
 def check_model(weights: Arrays, round_index: int) -> None:

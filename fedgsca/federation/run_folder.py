@@ -31,7 +31,8 @@ from fedgsca.config import OWN_FEATURES, Config, build, differences, read_toml, 
 from fedgsca.data.relabel import labels_in_use
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.federation import checkpoint
-from fedgsca.federation.final_statistics import FinalPredictions, write_predictions_file
+from fedgsca.federation.final_statistics import FILE as PREDICTIONS
+from fedgsca.federation.final_statistics import FinalPredictions, encode_predictions
 from fedgsca.federation.records import (
     DataSetup,
     LabelsInUse,
@@ -57,6 +58,7 @@ from fedgsca.support.files import (
     try_lock,
     write_atomic,
 )
+from fedgsca.support.json_record import Record
 from fedgsca.support.version import __version__
 from fedgsca.wire import save_tensors
 
@@ -210,7 +212,8 @@ class RunFolder:
     def _check_owner(self) -> None:
         """A folder belongs to the experiment in its config.toml, and to no other."""
         if not (self.path / "config.toml").exists():
-            if any(_is_foreign(entry) for entry in self.path.iterdir()):
+            names = {path.name for path in self.path.iterdir() if path.suffix != ".tmp"}
+            if names - {LOCK_FILE}:
                 raise RunFolderError(
                     "run.folder-not-empty",
                     f"{self.path} is not empty and not a run folder",
@@ -232,10 +235,6 @@ class RunFolder:
                 fix="choose another --out, or continue that experiment with `fedgsca resume`",
             )
 
-    def result(self) -> RunResult | None:
-        """The result of a finished run; None if it is not finished."""
-        return read_result(self.path)
-
     # ---- at the start ----
 
     def write_setup(self, experiment: Experiment) -> None:
@@ -254,11 +253,10 @@ class RunFolder:
 
     def check_version(self) -> None:
         """An unfinished run continues only with the version that began it."""
-        setup = _read_object(self.path / "setup.json")
-        if setup is None:
-            return
+        setup = _read_object(self.path / "setup.json") or {"version": __version__}
         version = str(setup.get("version"))
-        if _minor_version(version) != _minor_version(__version__):
+        # versions that differ only in the last number give the same bytes
+        if version.split(".")[:2] != __version__.split(".")[:2]:
             raise RunFolderError(
                 "run.other-version",
                 f"the unfinished run in {self.path} was begun with fedgsca {version}; this is"
@@ -268,9 +266,7 @@ class RunFolder:
 
     def _check_data(self, signature: str) -> None:
         """A run continues only with the images, sites, labels and weights it began with."""
-        setup = _read_object(self.path / "setup.json")
-        if setup is None:
-            return
+        setup = _read_object(self.path / "setup.json") or {"signature": signature}
         if setup.get("signature") != signature:
             raise RunFolderError(
                 "run.data-changed",
@@ -292,18 +288,11 @@ class RunFolder:
                 ]
                 write_atomic(path, b"".join(_json_line(line) for line in lines))
 
-    def append_metrics(self, record: RoundRecord) -> None:
-        """Add a line to metrics.jsonl."""
-        self._append("metrics.jsonl", record.to_json())
-
-    def append_timing(self, record: TimingRecord) -> None:
-        """Add a line to timing.jsonl."""
-        self._append("timing.jsonl", record.to_json())
-
-    def _append(self, name: str, tree: Mapping[str, Any]) -> None:
+    def append(self, name: str, record: Record) -> None:
+        """Add a line to metrics.jsonl or timing.jsonl."""
         try:
             with open(self.path / name, "ab", opener=open_private) as handle:
-                handle.write(_json_line(tree))
+                handle.write(_json_line(record.to_json()))
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError as error:
@@ -336,14 +325,9 @@ class RunFolder:
         }
         write_atomic(self.path / "model.safetensors", save_tensors(state.weights, metadata))
         if predictions is not None:
-            write_predictions_file(self.path, predictions)
-        result = summarise_run(
-            read_rounds(self.path),
-            read_timing(self.path),
-            experiment,
-            method.logged,
-            predictions,
-        )
+            write_atomic(self.path / PREDICTIONS, encode_predictions(predictions))
+        rounds, timing = read_rounds(self.path), read_timing(self.path)
+        result = summarise_run(rounds, timing, experiment, method.logged, predictions)
         write_atomic(self.path / "result.json", dumps(result.to_json()))
         return result
 
@@ -372,16 +356,6 @@ def make_setup(experiment: Experiment, signature: str) -> Setup:
         version=__version__,
         labels=None if labels is None else LabelsInUse.from_json(labels),
     )
-
-
-def _minor_version(version: str) -> str:
-    """Versions that differ only in the last number give the same bytes: 0.3.1 -> 0.3."""
-    return ".".join(version.split(".")[:2])
-
-
-def _is_foreign(entry: Path) -> bool:
-    """Whether a file in a folder without config.toml is not one of ours."""
-    return entry.name != LOCK_FILE and entry.suffix != ".tmp"
 
 
 def _json_line(tree: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedgsca.config import OWN_FEATURES, Config, ModelConfig
-from fedgsca.data.cache import cached_array, is_cached
+from fedgsca.data.cache import cached_array
 from fedgsca.data.readers.features_npz import FILE_NAME
 from fedgsca.data.table import ImageTable, images_digest
 from fedgsca.errors import ConfigError, DataError, WeightsError
@@ -116,29 +116,8 @@ def frozen_features(config: Config, table: ImageTable) -> np.ndarray:
             out[:start] = frozen_features(config, table.source_table)
         extract(backbone, config.model, table.images[start:], out[start:])
 
-    key = _cache_key(config, table)
+    key = feature_key(config, table)
     return cached_array(key, (len(table), feature_width(config.model)), np.float32, fill)
-
-
-def copy_features(config: Config, table: ImageTable, source: ImageTable, rows: np.ndarray) -> None:
-    """Cache the features of `table`, which has these rows of `source`, as copies of the source's.
-
-    They are the same numbers, without a second pass through the backbone.
-    """
-    from fedgsca.models.build import feature_width
-
-    def fill(out: np.ndarray) -> None:
-        out[:] = frozen_features(config, source)[rows]
-
-    if config.model.name == OWN_FEATURES:
-        return  # the table has them
-    key = _cache_key(config, table)
-    cached_array(key, (len(table), feature_width(config.model)), np.float32, fill)
-
-
-def features_are_cached(config: Config, table: ImageTable) -> bool:
-    """Whether the features need not be computed again."""
-    return config.model.name == OWN_FEATURES or is_cached(_cache_key(config, table))
 
 
 def check_images(config: Config, table: ImageTable) -> None:
@@ -172,7 +151,8 @@ def _own_features(table: ImageTable) -> np.ndarray:
     return cached_array(hashlib.sha256(key.encode()).hexdigest(), features.shape, np.float32, fill)
 
 
-def _cache_key(config: Config, table: ImageTable) -> str:
+def feature_key(config: Config, table: ImageTable) -> str:
+    """Under which the features of a table are cached."""
     digest = weights_digest(config) or str(needed_weights(config))
     model = config.model
     images = f"{table.images.shape}|{table.image_digest or images_digest(table.images)}"

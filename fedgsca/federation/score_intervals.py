@@ -10,8 +10,8 @@ Only numpy is needed. Scores are percentages; (d, ...) has one entry per draw, d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ MIN_UNITS = 5
 _CHUNK_ENTRIES = 2_000_000
 
 
-@dataclass(frozen=True)
-class ScoreDraws:
+class ScoreDraws(NamedTuple):
     """Scores under d weightings; NaN where a score is not defined.
 
     `average_macro` turns the arrays of shape (d, C) into macro averages.
@@ -111,17 +110,11 @@ class WeightedScorer:
         return ScoreDraws(accuracy, f1, recall, precision, auroc, average_precision, support)
 
 
-def join_draws(parts: list[ScoreDraws]) -> ScoreDraws:
-    """Several parts of the draws as one."""
-    return ScoreDraws(
-        accuracy=np.concatenate([part.accuracy for part in parts]),
-        f1=np.concatenate([part.f1 for part in parts]),
-        recall=np.concatenate([part.recall for part in parts]),
-        precision=np.concatenate([part.precision for part in parts]),
-        auroc=np.concatenate([part.auroc for part in parts]),
-        average_precision=np.concatenate([part.average_precision for part in parts]),
-        support=np.concatenate([part.support for part in parts]),
-    )
+def join_draws(parts: Sequence[ScoreDraws]) -> ScoreDraws | None:
+    """Several parts of the draws as one; None if there are none."""
+    if not parts:
+        return None
+    return ScoreDraws(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def rate_matrices(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -54,14 +54,15 @@ class Experiment:
     config: Config
     table: ImageTable
     names: tuple[str, ...]  # all sites of the experiment
-    rows: Mapping[str, np.ndarray]  # site -> table rows
-    sites: Mapping[str, Samples]  # given labels, of the sites whose data is on this machine
-    # site -> true labels, NO_CLASS for an image of no class; empty where no noise was injected
-    truth: Mapping[str, np.ndarray]
-    noise: Mapping[str, SiteNoise]
-    test: Samples | None  # None: a coordinator without images, or a hospital that only trains
-    val: Samples | None
     feature_width: int
+    # of the sites whose data is on this machine
+    rows: Mapping[str, np.ndarray] = field(default_factory=dict)  # site -> table rows
+    sites: Mapping[str, Samples] = field(default_factory=dict)  # given labels
+    # site -> true labels, NO_CLASS for an image of no class; empty where no noise was injected
+    truth: Mapping[str, np.ndarray] = field(default_factory=dict)
+    noise: Mapping[str, SiteNoise] = field(default_factory=dict)
+    test: Samples | None = None  # None: a coordinator without images, a hospital that only trains
+    val: Samples | None = None
     warnings: tuple[str, ...] = ()
 
     def signature(self) -> str:

@@ -6,10 +6,10 @@ reason only names the kind of problem: names of files and patients stay in the s
 
 A message may arrive twice, and every message may be handled by a new process. So everything that a
 site keeps is on its disk, under the fingerprint of the experiment, and a repeated round reads the
-memory from before that round (site_store.py). memory.json says in which round this memory begins
-and which files of it must exist: if some are gone, the site says so instead of training another
-model. If the whole folder is gone, so is this record; the site then begins as a new one, its reply
-says since when it remembers, and the coordinator's log says that it took part before.
+memory from before that round (methods/site_store.py). memory.json says in which round this memory
+begins and which files of it must exist: if some are gone, the site says so instead of training
+another model. If the whole folder is gone, so is this record; the site then begins as a new one,
+its reply says since when it remembers, and the coordinator's log says that it took part before.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The engine of a deployment: sites may be late, absent, of another version, or impostors.
 
-It knows deadlines, quorum and names, and leaves the delivery to a Transport (flower.py has one).
+It knows deadlines, quorum and names, and leaves delivery to a Transport (coordinator.py has one).
 Somebody can be told when a run pauses: FEDGSCA_NOTIFY="mail -s fedgsca admin@example.org" names a
 command that reads the message. It is an environment variable and not a key of the experiment,
 because it concerns one machine only.

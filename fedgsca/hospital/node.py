@@ -3,8 +3,9 @@
 Flower's own `flower-supernode` asks for messages every three seconds, and starts a Python process
 for each, which imports Flower (more than a second of processor time) and runs the program that the
 coordinator sent. This node speaks the same protocol, with Flower's own code for connection, keys
-and messages, but hands each message to the site worker. It opens no port, not even on this machine,
-and runs no program of the coordinator.
+and messages, but hands each message to the site worker (worker.py). It opens no port, not even on
+this machine, and runs no program of the coordinator. `fedgsca/hospital/__init__.py` shows the whole
+way of a message.
 
 It uses functions of flwr 1.41 that are not documented; pyproject.toml admits no other version, and
 tests/contract/test_node.py holds them against it.

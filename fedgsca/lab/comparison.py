@@ -39,7 +39,7 @@ from fedgsca.lab.report.comparison_columns import (
     overview_table,
 )
 from fedgsca.lab.report.comparison_rows import ComparisonRow, compare_rows, with_differences
-from fedgsca.lab.report.run_facts import grade_kappa, result_notes, unused_labels
+from fedgsca.lab.report.run_facts import flagged_labels, grade_kappa, result_notes
 from fedgsca.lab.runner import (
     ALL_CELLS,
     GridCell,
@@ -269,7 +269,7 @@ def make_cell(config: Config, result: RunResult, folder: Path) -> ComparisonCell
         bytes_up=result.bytes_per_round.up,
         bytes_down=result.bytes_per_round.down,
         expected_f1=None if result.unseen is None else result.unseen.last,
-        unused_labels=unused_labels(rounds, float(config.options.get("noise_level", 0.0))),
+        flagged_labels=flagged_labels(rounds, float(config.options.get("noise_level", 0.0))),
         stability=fmean(known_distances) if known_distances else None,
         notes=result_notes(config, rounds),
         class_recall={name: entry.recall for name, entry in result.per_class.items()},

@@ -65,8 +65,8 @@ class ComparisonCell(Record):
     ece: float | None = None
     # mean of the last five rounds that the evidence expects, without a true label (held-out images)
     expected_f1: float | None = None
-    # share of given labels that were not trained on as given in the last round; None: not logged
-    unused_labels: float | None = None
+    # share of the given labels that the method flagged as noisy, in the last round; None: no log
+    flagged_labels: float | None = None
     # mean change of the weights at the sites over all rounds
     stability: float | None = None
     # seconds until FedAvg's best F1, and until 95 % of the ceiling; None: never, or not measured

@@ -173,7 +173,8 @@ class FileBatch:
         self._temporaries, self._surplus = {}, []
         try:
             for path, temporary in temporaries.items():
-                _flush(path, temporary)
+                with _write_errors(path), open(temporary, "rb+") as handle:
+                    os.fsync(handle.fileno())
             for path, temporary in temporaries.items():
                 _rename(path, temporary)
         except BaseException:
@@ -189,19 +190,17 @@ class FileBatch:
         self._temporaries, self._surplus = {}, []
 
 
-def _flush(path: Path, temporary: Path) -> None:
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
     try:
-        with open(temporary, "rb+") as handle:
-            os.fsync(handle.fileno())
+        yield
     except OSError as error:
         raise _write_error(path, error) from error
 
 
 def _rename(path: Path, temporary: Path) -> None:
-    try:
+    with _write_errors(path):
         os.replace(temporary, path)
-    except OSError as error:
-        raise _write_error(path, error) from error
 
 
 def _remove_all(paths: Iterable[Path]) -> None:

@@ -10,7 +10,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from typing import TYPE_CHECKING
@@ -93,11 +93,6 @@ class MachineFacts(Record):
     cores: int
     has_unix_sockets: bool
 
-    @property
-    def is_windows(self) -> bool:
-        """Whether commands that need Unix are missing."""
-        return self.system == "Windows"
-
 
 def describe_machine() -> MachineFacts:
     """The facts about this machine that matter for a bug report."""
@@ -114,35 +109,39 @@ def describe_machine() -> MachineFacts:
 
 def inspect_installation() -> list[ExtraState]:
     """Every extra with the state of its packages, the core first."""
-    requirements = _own_requirements()
+    from packaging.requirements import Requirement
+
+    try:
+        names = metadata(PACKAGE).get_all("Provides-Extra") or []
+        requirements = [Requirement(line) for line in requires(PACKAGE) or []]
+    except PackageNotFoundError:  # it runs from a copy of its source only
+        names, requirements = [], []
     states = []
-    for extra in _list_extras():
-        packages: list[PackageState] = []
-        for requirement in requirements:
-            if _belongs_to(requirement, extra):
-                packages += _inspect_requirement(requirement)
+    for extra in dict.fromkeys([*USES, *(name for name in names if name not in FOR_DEVELOPERS)]):
+        packages = _inspect_packages(requirements, extra)
         purpose = USES.get(extra, f"what the extra {extra} is for")
         states.append(ExtraState(extra, purpose, tuple(packages)))
     return states
 
 
-def _list_extras() -> list[str]:
-    """The core, and every extra that is not for developers only; those of USES first."""
-    try:
-        names = metadata(PACKAGE).get_all("Provides-Extra") or []
-    except PackageNotFoundError:
-        names = []
-    return list(dict.fromkeys([*USES, *(name for name in names if name not in FOR_DEVELOPERS)]))
-
-
-def _own_requirements() -> list[Requirement]:
-    """Those of this package; nothing if it runs from a copy of its source only."""
+def _inspect_packages(requirements: Iterable[Requirement], extra: str) -> list[PackageState]:
+    """The packages of an extra, and what their own extras need: flwr[simulation] needs ray."""
     from packaging.requirements import Requirement
 
-    try:
-        return [Requirement(line) for line in requires(PACKAGE) or []]
-    except PackageNotFoundError:
-        return []
+    states = []
+    for requirement in requirements:
+        if not _belongs_to(requirement, extra):
+            continue
+        installed_version = _version_of(requirement.name)
+        is_usable = bool(installed_version) and requirement.specifier.contains(
+            installed_version, prereleases=True
+        )
+        specifier = str(requirement.specifier)
+        states.append(PackageState(requirement.name, specifier, installed_version, is_usable))
+        for name in requirement.extras if installed_version else ():
+            own_requirements = [Requirement(line) for line in requires(requirement.name) or []]
+            states += _inspect_packages(own_requirements, name)
+    return states
 
 
 def _belongs_to(requirement: Requirement, extra: str) -> bool:
@@ -152,30 +151,6 @@ def _belongs_to(requirement: Requirement, extra: str) -> bool:
     if extra == CORE or is_core or marker is None:
         return extra == CORE and is_core
     return marker.evaluate({"extra": extra})
-
-
-def _inspect_requirement(requirement: Requirement) -> list[PackageState]:
-    """The package itself, and what its own extras need: flwr[simulation] needs ray."""
-    installed_version = _version_of(requirement.name)
-    is_usable = bool(installed_version) and requirement.specifier.contains(
-        installed_version, prereleases=True
-    )
-    specifier = str(requirement.specifier)
-    states = [PackageState(requirement.name, specifier, installed_version, is_usable)]
-    for name in requirement.extras if installed_version else ():
-        states += _inspect_extra(requirement.name, name)
-    return states
-
-
-def _inspect_extra(package: str, extra: str) -> list[PackageState]:
-    from packaging.requirements import Requirement
-
-    states = []
-    for line in requires(package) or []:
-        requirement = Requirement(line)
-        if _belongs_to(requirement, extra):
-            states += _inspect_requirement(requirement)
-    return states
 
 
 def _version_of(name: str) -> str:

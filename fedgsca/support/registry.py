@@ -37,11 +37,11 @@ class Registry(Generic[T]):
         is executed twice, a class that a worker process unpickles.
         """
         previous = self._items.get(name)
-        if previous is not None and not _is_same_definition(previous, item):
+        if previous is not None and _origin_of(previous) != _origin_of(item):
             raise ConfigError(
                 "plugin.duplicate-name",
-                f"{name!r} is offered twice in {self.package}: by {_describe_origin(previous)} and"
-                f" by {_describe_origin(item)}",
+                f"{name!r} is offered twice in {self.package}: by {_origin_of(previous)} and by"
+                f" {_origin_of(item)}",
                 fix="rename one of the two, or remove the plugin",
             )
         self._items[name] = item
@@ -81,23 +81,11 @@ class Registry(Generic[T]):
             import_plugin(module.strip())
 
 
-def _is_same_definition(first: object, second: object) -> bool:
-    origin = _origin_of(first)
-    if origin is None:
-        return first is second or first == second
-    return origin == _origin_of(second)
-
-
-def _describe_origin(item: object) -> str:
-    origin = _origin_of(item)
-    return repr(item) if origin is None else ".".join(origin)
-
-
-def _origin_of(item: object) -> tuple[str, str] | None:
+def _origin_of(item: object) -> str:
     """Module and name of a class, of a function, or of what an object was made from.
 
     An object such as a reader was made from its first function, any other object from its class.
-    None for plain values, such as a text.
+    A plain value, such as a text, is described by itself.
     """
     definition: object = item
     if not hasattr(item, "__qualname__"):
@@ -105,7 +93,7 @@ def _origin_of(item: object) -> tuple[str, str] | None:
         definition = functions[0] if functions else type(item)
     module = getattr(definition, "__module__", "builtins")
     name = getattr(definition, "__qualname__", type(definition).__qualname__)
-    return None if module == "builtins" else (module, name)
+    return repr(item) if module == "builtins" else f"{module}.{name}"
 
 
 def import_plugin(module: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import unicodedata
@@ -20,6 +21,7 @@ _SEPARATORS = frozenset(" \t\n_-\N{NO-BREAK SPACE}\N{HYPHEN}\N{NON-BREAKING HYPH
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 # joins letters in several scripts; harmless
 _JOINERS = frozenset("\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}\N{SOFT HYPHEN}")
+_SIMILAR = 0.8  # share of the letters that a misspelled word has in common with what was meant
 MAX_REASON = 500  # characters of a text that another machine sent
 
 
@@ -138,19 +140,19 @@ def suggest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that a misspelled or shortened word most likely meant, or None.
 
     A candidate must be really similar, because a wrong suggestion misleads: it differs only in
-    capitals, spaces and hyphens, or by at most a third of the letters (an exchange of two
-    neighbours counts once), or it is the only one that begins with the word or contains it.
+    capitals, spaces and hyphens, it is the only one that begins with the word (2 letters or more),
+    nearly all letters are the same, or it is the only one that contains the word (3 or more).
     """
     key = fold_name(word)
     names: dict[str, str] = {}
     for candidate in candidates:
         names.setdefault(fold_name(candidate), candidate)
-    if key in names:
-        return names[key]
-    for find in (_only_completion, _nearest_name, _only_container):
-        name = find(key, list(names))
-        if name is not None:
-            return names[name]
+    completions = [name for name in names if len(key) >= 2 and name.startswith(key)]
+    containers = [name for name in names if len(key) >= 3 and key in name]
+    nearest = difflib.get_close_matches(key, names, 1, _SIMILAR)
+    for matches in ([key] if key in names else [], completions, nearest, containers):
+        if len(matches) == 1:
+            return names[matches[0]]
     return None
 
 
@@ -164,50 +166,6 @@ def suggestion_note(word: str, candidates: Iterable[str]) -> str:
     """What to append to a misspelled name: " (did you mean 'fedavg'?)", or an empty text."""
     suggestion = suggest(word, candidates)
     return "" if suggestion is None else f" (did you mean {suggestion!r}?)"
-
-
-def _only_completion(word: str, names: Sequence[str]) -> str | None:
-    """The only name that begins with the word (2 letters or more)."""
-    names = [name for name in names if len(word) >= 2 and name.startswith(word)]
-    return names[0] if len(names) == 1 else None
-
-
-def _nearest_name(word: str, names: Sequence[str]) -> str | None:
-    """The name with the smallest edit distance, at most a third of the word; the first of a tie."""
-    limit = len(word) // 3
-    nearest = None
-    for name in names:
-        if len(word) < 4 and name[:1] != word[:1]:
-            continue  # gpu and cpu: in so short a word the first letter is not a slip
-        if abs(len(name) - len(word)) > limit:
-            continue
-        distance = _edit_distance(word, name)
-        if distance <= limit:
-            nearest = name
-            limit = distance - 1
-    return nearest
-
-
-def _only_container(word: str, names: Sequence[str]) -> str | None:
-    """The only name that contains the word (3 letters or more)."""
-    names = [name for name in names if len(word) >= 3 and word in name]
-    return names[0] if len(names) == 1 else None
-
-
-def _edit_distance(a: str, b: str) -> int:
-    """Insertions, deletions, replacements and exchanges of neighbours that turn `a` into `b`."""
-    before_last: list[int] = []
-    last = list(range(len(b) + 1))
-    for i, letter in enumerate(a, 1):
-        row = [i]
-        for j, b_letter in enumerate(b, 1):
-            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (letter != b_letter))
-            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == b_letter:
-                cost = min(cost, before_last[j - 2] + 1)
-            row.append(cost)
-        before_last = last
-        last = row
-    return last[-1]
 
 
 def strip_slash(source: str) -> str:

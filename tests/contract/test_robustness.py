@@ -14,7 +14,7 @@ from fedgsca.config import Config
 from fedgsca.errors import ConfigError, RunFolderError
 from fedgsca.federation import checkpoint
 from fedgsca.federation.base import Reply
-from fedgsca.federation.robust.rules import load_rules
+from fedgsca.federation.filters.rules import load_rules
 from fedgsca.federation.rounds import run
 from fedgsca.federation.run_folder import read_result, read_rounds, rewind
 from fedgsca.methods.base import load_methods

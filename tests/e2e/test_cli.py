@@ -154,7 +154,7 @@ def test_run_names_its_folder_and_shows_what_it_found(shell: Shell, tmp_path: Pa
         assert (folder / name).is_file(), name
     result = json.loads((folder / "result.json").read_text())
     assert f"macro F1 {result['f1']:.1f}" in out
-    assert "wrong found" in out and "AUROC" in out  # the selector against the truth, per site
+    assert "Wrong found" in out and "AUROC" in out  # the selector against the truth, per site
     assert "site-4" in out and "C20" in out
     assert str(folder.relative_to(tmp_path) / "report.html") in out
     assert "round 5/5" in err and "round 5/5" not in out  # progress is not part of the result

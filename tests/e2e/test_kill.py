@@ -217,7 +217,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "in the middle of a site's memory": in_file("/store/", 6),
     "when a part of a round's memory has appeared": at_call(files, "_rename", 14, before=True),
     "before surplus memory is deleted": at_call(files, "_remove_all", 5, before=True),
-    "before a log line": at_call(RunFolder, "append_metrics", 3, before=True),
+    "before a log line": at_call(RunFolder, "append", 5, before=True),
     "between a log line and its checkpoint": at_call(checkpoint, "save", 4, before=True),
     "in the middle of a checkpoint": in_file("/checkpoint/", 3),
     "right after a checkpoint": at_call(checkpoint, "save", 4, before=False),

@@ -1,20 +1,15 @@
-"""Signs of life: long work says how far it is, in a pipe one line a minute; and the estimate."""
+"""Signs of life: long work says how far it is, in a pipe one line a minute."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedgsca.config import ModelConfig, Tree, build
-from fedgsca.data.load import load
+from fedgsca.config import ModelConfig
 from fedgsca.federation.progress import LineDisplay
-from fedgsca.federation.time_estimate import MachineSpeed, TimeEstimate, estimate_time
 from fedgsca.models.build import build_backbone
 from fedgsca.models.features import extract
 from fedgsca.support.console import activity, listen
-from tests.toys import toy_npz
 
 MODEL = ModelConfig(name="cnn", frozen=True, feature_size=16)
 
@@ -66,29 +61,3 @@ def test_short_work_is_silent_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> N
     lines.on_activity("decoding images", 0, 2, 0.0)
     lines.on_activity("decoding images", 2, 2, 3.0)
     assert capsys.readouterr().err == ""
-
-
-def config_tree(source: str) -> Tree:
-    return {"data": {"source": source}, "train": {"rounds": 10, "threads": 1}}
-
-
-def test_the_estimate_grows_with_images_and_rounds() -> None:
-    source = str(toy_npz())
-    config = build(config_tree(source))
-    estimate = estimate_time(config, load(source))
-    assert estimate.rounds == 10 and estimate.features == 0.0
-    assert 0 < estimate.per_round < 60 and estimate.total == 10 * estimate.per_round
-    speed = MachineSpeed(step=0.3, feature=0.1, write=0.01)
-    estimate = estimate_time(config, load(source), speed)
-    table = load(source)
-    assert estimate.features == pytest.approx(0.1 * len(table))
-    # FedGSCA has more passes than FedAvg, and files are counted for every site
-    simple = build({**config_tree(source), "method": "fedavg"})
-    assert estimate_time(simple, table, speed).per_round < estimate.per_round
-    slow_disk = replace(speed, write=1.0)
-    assert estimate_time(config, table, slow_disk).per_round > 4 + estimate.per_round
-    assert "(1 round of 2.0 s)" in TimeEstimate(0.0, per_round=2.0, rounds=1).describe()
-    text = TimeEstimate(features=30.0, per_round=2.0, rounds=20).describe()
-    assert (
-        text == "estimated time: about 1 min 10 s (30 s for the features, then 20 rounds of 2.0 s)"
-    )

@@ -134,11 +134,7 @@ def test_without_pretrained_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_size_of_frozen_backbone_is_said() -> None:
     config = build({"model": {"frozen": True}})
     text = describe_model(config, 224)[-1]
-    assert "96" in text and "feature_size=224" in text
-    config = build({"model": {"frozen": True, "feature_size": 224}})
-    text = describe_model(config, 300)[-1]
-    assert "224 pixels, made from 300" in text
-    assert "about 5 times faster: --set model.feature_size=96" in text
+    assert "96 pixels, made from 224" in text and "--set model.feature_size" in text
 
 
 def test_it_is_said_what_is_trained_from_what_and_what_judges_the_labels() -> None:

@@ -188,11 +188,11 @@ def test_an_agreement_with_an_unknown_hospital_names_the_valid_ones(
         ),
         (
             '{ name = "berlin", colour = 1 }',
-            "hospitals.berlin.colour: unknown key; valid keys: name, data, max_images",
+            "hospitals.berlin.colour: unknown key; use one of: name, data, max_images",
         ),
         (
             "{ colour = 1 }",
-            "hospitals, entry 1, colour: unknown key; valid keys: name, data, max_images",
+            "hospitals, entry 1, colour: unknown key; use one of: name, data, max_images",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from fedgsca.federation.filters.base import (
 from fedgsca.federation.filters.claims import ClaimFilter, describe_aggregation
 from fedgsca.federation.filters.distance import LOW, ROUNDS, SKETCH_SIZE, DistanceFilter, Sketcher
 from fedgsca.federation.filters.form import RepetitionFilter, change_norm
-from fedgsca.federation.robust.rules import Rule, RuleSettings, load_rules
+from fedgsca.federation.filters.rules import Rule, load_rules
 from fedgsca.rng import stream
 from fedgsca.wire import Payload, Update
 
@@ -58,7 +58,7 @@ def make_filters() -> list[UpdateFilter]:
     return [
         ClaimFilter(settings, NAMES),
         RepetitionFilter(),
-        DistanceFilter(FixedRule(RuleSettings()), NAMES),
+        DistanceFilter(FixedRule(), NAMES),
     ]
 
 
@@ -75,7 +75,7 @@ def test_memory_is_the_same_after_a_checkpoint() -> None:
 
 
 def test_a_site_is_distant_after_many_rounds_with_hardly_any_weight() -> None:
-    rule = FixedRule(RuleSettings())
+    rule = FixedRule()
     filters: list[UpdateFilter] = [DistanceFilter(rule, NAMES)]
     rule.weight = 0.9 * LOW / len(NAMES)  # of a site with a quarter of the images
     named = [run_round(filters, index).distant_sites for index in range(ROUNDS + 2)]
@@ -85,7 +85,7 @@ def test_a_site_is_distant_after_many_rounds_with_hardly_any_weight() -> None:
 
 
 def test_a_coefficient_is_relative_to_the_share_of_images() -> None:
-    rule = FixedRule(RuleSettings())
+    rule = FixedRule()
     rule.weight = 0.1
     context = run_round([DistanceFilter(rule, NAMES)], 0)
     values = {site: item["coefficient"] for site, item in context.site_values.items()}

@@ -16,10 +16,10 @@ from fedgsca.federation.calibration import scale_probabilities
 from fedgsca.federation.final_statistics import (
     FILE,
     FinalPredictions,
+    encode_predictions,
     read_predictions_file,
     summarise_counts,
     summarise_predictions,
-    write_predictions_file,
 )
 from fedgsca.federation.records import Matrix, RoundRecord, RunResult
 from fedgsca.federation.rounds import run
@@ -100,7 +100,7 @@ def test_probabilities_that_are_not_finite_have_no_statistics(tmp_path: Path) ->
     predictions = make_predictions()
     predictions.probs[3, 1] = np.nan
     assert summarise_predictions(predictions, NAMES, 4, "group") is None
-    write_predictions_file(tmp_path, predictions)
+    (tmp_path / FILE).write_bytes(encode_predictions(predictions))
     assert read_predictions_file(tmp_path) is None
 
 
@@ -222,7 +222,9 @@ def test_a_damaged_file_of_probabilities_is_no_file(folder: Path, tmp_path: Path
     predictions = make_predictions()
     labels = predictions.labels.copy()
     labels[0] = CLASSES  # no such class
-    write_predictions_file(tmp_path, FinalPredictions(predictions.ids, labels, predictions.probs))
+    (tmp_path / FILE).write_bytes(
+        encode_predictions(FinalPredictions(predictions.ids, labels, predictions.probs))
+    )
     assert read_predictions_file(tmp_path) is None
 
 
@@ -329,7 +331,9 @@ def test_a_comparison_gets_the_intervals_of_the_runs_that_have_probabilities(
             cells.append({"method": method, "noise": "S40", "seed": seed, "path": path, "f1": 50.0})
             (tmp_path / path).mkdir(parents=True)
             if method != "fedprox":  # its test images are not here
-                write_predictions_file(tmp_path / path, make_predictions(50, seed=seed))
+                (tmp_path / path / FILE).write_bytes(
+                    encode_predictions(make_predictions(50, seed=seed))
+                )
     comparison = with_differences(tmp_path, Comparison.from_json({"cells": cells}))
     without, same = comparison.differences or ()
     assert (without.method, same.method) == ("fedprox", "fedgsca")

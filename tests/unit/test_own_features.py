@@ -23,7 +23,6 @@ from fedgsca.federation.deployment import prepare_coordinator, prepare_site
 from fedgsca.federation.rounds import run
 from fedgsca.federation.samples import frozen_features
 from fedgsca.federation.simulation import prepare
-from fedgsca.federation.time_estimate import measure_speed
 from fedgsca.lab.export.prediction import predict
 from fedgsca.lab.export.write_export import export
 from fedgsca.labels.audit_images import AuditImages
@@ -274,9 +273,6 @@ def test_a_network_has_nothing_to_look_at(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             prepare(feature_config(path, **sets))
         assert caught.value.code == "data.features-only"
-    with pytest.raises(DataError) as caught:
-        measure_speed(feature_config(path, model__name="cnn"), load(str(path)))
-    assert caught.value.code == "data.features-only"
     with pytest.raises(ConfigError) as refused:
         prepare(feature_config(path, noise__spec="O20"))
     assert refused.value.code == "noise.open-set-needs-network"

@@ -30,10 +30,10 @@ from fedgsca.lab.report.html_page import write_report
 from fedgsca.lab.report.plots import NUM_COLOURS, method_slot, slot_line_style
 from fedgsca.lab.report.run_facts import (
     describe_noises,
+    flagged_labels,
+    flagged_share,
     method_title,
     noise_title,
-    unused_labels,
-    unused_share,
 )
 from fedgsca.lab.report.run_reader import read_run
 from fedgsca.lab.table import Cell, to_csv, to_markdown
@@ -280,7 +280,7 @@ def test_headline_is_the_mean_of_the_last_five_rounds(gsca: str) -> None:
     assert "The best round was round 8 with 82.4; the last round reached 82.4." in text_of_page
 
 
-def test_summary_compares_wrong_and_unused_labels(gsca: str) -> None:
+def test_summary_compares_wrong_and_flagged_labels(gsca: str) -> None:
     text_of_page = words(gsca)
     assert (
         "20 % were made wrong on purpose: none at site-1 and 40 % at site-2 (symmetric)"
@@ -295,15 +295,15 @@ def test_labels_not_trained_on_as_given_are_counted_in_one_place() -> None:
     def site(**values: float) -> SiteRecord:
         return SiteRecord(100, {"clean": 80, "delta": 0.2, **values})
 
-    assert unused_share(site(), 0.1) == pytest.approx(0.2)
-    assert unused_share(site(), 0.3) == 0.0  # below the level of Eq. 13 all labels are kept
-    assert unused_share(site(guard=1), 0.1) == unused_share(site(fallback=1), 0.1) == 0.0
-    assert unused_share(SiteRecord(100, {"delta": 0.2}), 0.1) is None
+    assert flagged_share(site(), 0.1) == pytest.approx(0.2)
+    assert flagged_share(site(), 0.3) == 0.0  # below the level of Eq. 13 all labels are kept
+    assert flagged_share(site(guard=1), 0.1) == flagged_share(site(fallback=1), 0.1) == 0.0
+    assert flagged_share(SiteRecord(100, {"delta": 0.2}), 0.1) is None
     rounds = [
         RoundRecord.from_json({"sites": {"a": {"num_samples": 100, "clean": 50, "delta": 0.5}}}),
         RoundRecord.from_json({"sites": {"b": {"num_samples": 300, "clean": 300, "delta": 0.0}}}),
     ]
-    assert unused_labels(rounds, 0.1) == pytest.approx(50 / 400)
+    assert flagged_labels(rounds, 0.1) == pytest.approx(50 / 400)
 
 
 def test_all_sections_of_a_complete_run_are_there(gsca: str) -> None:

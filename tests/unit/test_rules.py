@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedgsca.federation.filters.base import UpdateSpool
 from fedgsca.federation.filters.rule import combine_extras, combine_models
-from fedgsca.federation.robust.rules import RuleSettings, geometric_median, load_rules, make_rule
-from fedgsca.federation.robust.spool import UpdateSpool
+from fedgsca.federation.filters.rules import MixingRule, geometric_median, load_rules
 from fedgsca.rng import stream
 from fedgsca.wire import Extra, Update
 
@@ -19,10 +19,17 @@ ROBUST_RULES = sorted(name for name, rule in load_rules().items() if rule.needs_
 
 
 def coefficients(
-    rule: str, changes: np.ndarray, sizes: list[float] | None = None, **values: float
+    name: str,
+    changes: np.ndarray,
+    sizes: list[float] | None = None,
+    *,
+    liars: float = 0.25,
+    images: float = 0.0,
 ) -> np.ndarray:
     numbers = np.ones(len(changes)) if sizes is None else np.array(sizes, dtype=np.float64)
-    return make_rule(rule, RuleSettings(**values)).coefficients(changes @ changes.T, numbers)
+    rule = load_rules()[name](liars)
+    rule.images = images
+    return rule.coefficients(changes @ changes.T, numbers)
 
 
 def random_changes(seed: int, num_sites: int, dim: int = 40) -> np.ndarray:
@@ -135,20 +142,22 @@ def make_updates(values: list[float], sizes: list[int]) -> UpdateSpool:
 
 def test_updates_come_back_from_the_spool_as_they_were() -> None:
     with make_updates([1.0, 2.0], [5, 6]) as spool:
-        update = spool.update(1)
+        update = spool.updates[1]
+        weights = {name: array.read() for name, array in update.weights.items()}
+        extra = update.extras["extra"].read()
     assert update.site == "site-1"
     assert update.num_samples == 6
-    assert update.weights["w"].dtype == np.float32
-    assert update.weights["steps"].shape == ()
-    assert float(update.weights["w"][0]) == 2.0
-    assert float(update.extras["extra"]) == 0.5
+    assert weights["w"].dtype == np.float32
+    assert weights["steps"].shape == ()
+    assert float(weights["w"][0]) == 2.0
+    assert float(extra) == 0.5
 
 
 def test_types_stay_and_integers_are_what_a_site_sent() -> None:
     received = {"w": np.zeros(1, np.float32), "steps": np.array(0)}
-    rule = make_rule("mixing", RuleSettings())
+    rule = MixingRule()
     with make_updates([1.0, 1.0, 1.0, 1.0, 9.0], [10] * 5) as spool:
-        model = combine_models(rule, spool, range(5), received)
+        model = combine_models(rule, spool.updates, received)
     assert float(model["w"][0]) == pytest.approx(1.0)
     assert model["w"].dtype == np.float32
     assert int(model["steps"]) == 3
@@ -156,11 +165,11 @@ def test_types_stay_and_integers_are_what_a_site_sent() -> None:
 
 def test_a_site_that_did_not_train_has_no_vote() -> None:
     received = {"w": np.zeros(1, np.float32), "steps": np.array(0)}
-    rule = make_rule("mixing", RuleSettings())
+    rule = MixingRule()
     with make_updates([0.0, 0.0, 4.0], [10, 10, 10]) as spool:
-        assert float(combine_models(rule, spool, range(3), received)["w"][0]) == 4.0
+        assert float(combine_models(rule, spool.updates, received)["w"][0]) == 4.0
     with make_updates([0.0, 0.0], [10, 10]) as spool:
-        assert float(combine_models(rule, spool, range(2), received)["w"][0]) == 0.0
+        assert float(combine_models(rule, spool.updates, received)["w"][0]) == 0.0
 
 
 def test_extras_that_are_averaged_pass_through_the_rule() -> None:
@@ -171,7 +180,8 @@ def test_extras_that_are_averaged_pass_through_the_rule() -> None:
     }
     heads = [[1.0, 1.0], [1.0, 2.0], [1.0, 3.0], [900.0, -900.0]]
     selectors = [0.2, np.nan, 0.4, 1e6]
-    rule = make_rule("mixing", RuleSettings())
+    rule = MixingRule()
+    rule.images = 40.0
     with UpdateSpool() as spool:
         for i in range(4):
             extras = {
@@ -180,7 +190,7 @@ def test_extras_that_are_averaged_pass_through_the_rule() -> None:
                 "count": np.array(i),
             }
             spool.add(Update(f"site-{i}", 10, {}, extras))
-        results = combine_extras(rule, spool, range(4), uploads, {"head": np.array([1.0, 0.0])})
+        results = combine_extras(rule, spool.updates, uploads, {"head": np.array([1.0, 0.0])})
     for result in results:
         assert result["head"] == pytest.approx([1.0, 2.0], abs=0.6)
         assert result["head"].dtype == np.float32
@@ -197,7 +207,7 @@ def test_a_reference_that_is_nan_means_that_there_was_none(tmp_path: Path) -> No
         for k in range(4):
             weights = {"w": np.full(3, float(k), dtype=np.float32)}
             spool.add(Update(f"site-{k}", 10, weights, {"fit": np.array([1.0, 2.0 + 0.1 * k])}))
-        rule = make_rule("mixing", RuleSettings())
-        extras = combine_extras(rule, spool, range(4), uploads, {"fit": np.full(2, np.nan)})
+        rule = MixingRule()
+        extras = combine_extras(rule, spool.updates, uploads, {"fit": np.full(2, np.nan)})
     assert all(np.isfinite(item["fit"]).all() for item in extras)
     assert 2.0 <= extras[0]["fit"][1] <= 2.3

@@ -11,7 +11,7 @@ import pytest
 
 from fedgsca.federation import result_summary
 from fedgsca.federation.base import Reply
-from fedgsca.federation.progress import LineDisplay, PaceObserver
+from fedgsca.federation.progress import Display, LineDisplay, PaceObserver
 from fedgsca.federation.records import RoundRecord, comparable_rounds
 from fedgsca.federation.round_status import StatusObserver, read_deployment_status, read_status
 from fedgsca.federation.rounds import run
@@ -121,9 +121,9 @@ def test_the_best_score_survives_a_restart(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(config, out, observer=Both("x", set()))
-    assert observer.pace.best == best and observer.pace.f1 is not None
-    assert status.status.f1 == observer.pace.f1
+        run(config, out, observer=Both("x", Display()))
+    assert observer.best == best and observer.f1 is not None
+    assert status.status.f1 == observer.f1
 
 
 def test_the_log_of_a_hospital_tells_the_progress_of_features(

@@ -93,7 +93,9 @@ def test_a_draw_without_a_class_leaves_it_out() -> None:
 
 def bootstrap(labels: np.ndarray, probs: np.ndarray, units: np.ndarray, draws: int) -> ScoreDraws:
     scorer = WeightedScorer(labels, probs)
-    return join_draws([scorer.measure(weights) for weights in draw_weights(units, draws)])
+    scores = join_draws([scorer.measure(weights) for weights in draw_weights(units, draws)])
+    assert scores is not None
+    return scores
 
 
 def test_draws_are_whole_groups_and_always_the_same() -> None:

@@ -8,5 +8,6 @@
     distance    how far it is from the others, for people         distance.py
     rule        `aggregation.rule` combines all updates           rule.py
 
-To add a filter, derive a class from `UpdateFilter` and put it in the list of `make_filters`.
+To add a filter, derive a class from `UpdateFilter`, put it in the list of `make_filters` (rule.py)
+and in the table above. No option of the configuration is needed for one that is always on.
 """

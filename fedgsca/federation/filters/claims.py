@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from fedgsca.config import AggregationConfig, Config
-from fedgsca.errors import ConfigError, UpdateError
+from fedgsca.errors import UpdateError
 from fedgsca.federation.filters.base import RoundContext, UpdateContext, UpdateFilter, numbers_of
-from fedgsca.federation.robust.rules import load_rules
-from fedgsca.support.text import did_you_mean, one_line
+from fedgsca.federation.filters.rules import load_rules
 from fedgsca.wire import Arrays, Update
 
 _MAX_NAMES = 20  # of sites in a message
@@ -100,19 +99,6 @@ def describe_aggregation(config: Config, names: Sequence[str]) -> str:
             " a false one, and it is the weight of an update."
         )
     return text
-
-
-def check_agreed_sites(config: Config, names: Sequence[str]) -> None:
-    """Raises ConfigError if `aggregation.max_images` names a site that does not exist."""
-    table = config.aggregation.max_images
-    if not isinstance(table, dict):
-        return
-    for site in sorted(set(table) - set(names)):
-        raise ConfigError(
-            "config.unknown-site",
-            f"aggregation.max_images names the site {one_line(site)!r}, which does not take part",
-            fix=f"{did_you_mean(site, names)}use the names of the sites: {_shorten(names)}",
-        )
 
 
 def _shorten(names: Sequence[str]) -> str:

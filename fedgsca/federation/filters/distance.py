@@ -22,7 +22,7 @@ import numpy as np
 
 from fedgsca.federation.filters.base import RoundContext, UpdateContext, UpdateFilter, numbers_of
 from fedgsca.federation.filters.form import trained_arrays
-from fedgsca.federation.robust.rules import Rule
+from fedgsca.federation.filters.rules import Rule
 from fedgsca.rng import stream
 from fedgsca.wire import Arrays, Update
 

@@ -1,8 +1,10 @@
 """The columns of every table of a comparison, in one list: `compare`, `table`, `demo`, the report.
 
-A column is a heading and a function from a row to a cell (None: the row has no such number). To add
-one to the terminal, Markdown, csv, LaTeX and the page, add one entry to COLUMNS. A column is left
-out where no row has a number for it; `is_brief` columns are also in the terminal and in LaTeX.
+A column is a heading and a function from a row to a cell (None: the row has no such number). An
+entry of COLUMNS is in Markdown, csv and the page, an `is_brief` one also in the terminal and in
+LaTeX. A column is left out where no row has a number for it. A new number of a run also needs a
+field of `ComparisonCell` (lab/records.py), which `make_cell` (lab/comparison.py) fills in, and its
+name in MEASURES (comparison_rows.py), without which the column is left out everywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from fedgsca.support.text import DASH, duration, number, percent, plural, signed
 NO_GAP = f"no recovery: the ceiling is less than {MIN_GAP:g} point above FedAvg"
 # sentences about pairs at the top of a page; more of them are a list below the tables
 MAX_PAIRS = 6
-UNUSED_LABELS = "Labels not trained on as given"
+FLAGGED_LABELS = "Labels flagged"
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ COLUMNS: tuple[ComparisonColumn, ...] = (
     ComparisonColumn("Recovery", _recovery_cell, is_brief=True),
     ComparisonColumn("Difference (95 %)", _difference_cell, is_brief=True),
     _score("expected_f1", "Expected F1", is_brief=True),
-    _number("unused_labels", UNUSED_LABELS, percent),
+    _number("flagged_labels", FLAGGED_LABELS, percent),
     _score("auroc", "AUROC"),
     _score("average_precision", "Average precision"),
     _score("ece", "Calibration error"),

@@ -35,7 +35,7 @@ MEASURES = (
     "expected_f1",
     "stopped_f1",
     "kappa",
-    "unused_labels",
+    "flagged_labels",
     "stability",
 )
 # fields of ComparisonCell of which a row has the median, and how many seeds have one

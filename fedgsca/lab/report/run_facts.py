@@ -138,10 +138,11 @@ def knows_truth(run: LoadedRun, sites: Iterable[str]) -> bool:
     return any(run.noise_rate(site) is not None for site in sites)
 
 
-def unused_share(site: SiteRecord, noise_level: float) -> float | None:
-    """The share of its given labels that a site did not train on as given; None: not logged.
+def flagged_share(site: SiteRecord, noise_level: float) -> float | None:
+    """The share of a site's given labels that its method flagged as noisy; None: not logged.
 
-    `clean` is the number of labels that were taken as clean. A site trains on all labels as given
+    `clean` is the number of labels that were taken as clean. What a method does with a flagged
+    label is its own matter: replace it, leave it out, or show it less often. A site flags no label
     if it estimates fewer wrong ones than `noise_level` (Eq. 13), or if its selection was set aside
     in the round (`guard`, `fallback`).
     """
@@ -154,23 +155,23 @@ def unused_share(site: SiteRecord, noise_level: float) -> float | None:
     return 1.0 - num_clean / site.num_samples
 
 
-def unused_shares(rounds: Sequence[RoundRecord], noise_level: float) -> dict[str, float]:
-    """Site -> the share of labels not trained on as given, in the site's last round.
+def flagged_shares(rounds: Sequence[RoundRecord], noise_level: float) -> dict[str, float]:
+    """Site -> the share of labels flagged, in the site's last round.
 
     `noise_level` is the option of the method; 0 if it has none.
     """
     shares: dict[str, float] = {}
     for name, site in _last_records(rounds).items():
-        share = unused_share(site, noise_level)
+        share = flagged_share(site, noise_level)
         if share is not None:
             shares[name] = share
     return shares
 
 
-def unused_labels(rounds: Sequence[RoundRecord], noise_level: float) -> float | None:
+def flagged_labels(rounds: Sequence[RoundRecord], noise_level: float) -> float | None:
     """The same over the labels of all sites together; None for a method that does not log it."""
     records = _last_records(rounds)
-    shares = unused_shares(rounds, noise_level)
+    shares = flagged_shares(rounds, noise_level)
     total = sum(records[name].num_samples for name in shares)
     if not total:
         return None

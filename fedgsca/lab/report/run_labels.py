@@ -29,10 +29,10 @@ from fedgsca.lab.report.elements import (
 )
 from fedgsca.lab.report.previous_run import find_previous, other_differences, read_difference
 from fedgsca.lab.report.run_facts import (
+    flagged_shares,
     knows_truth,
     noise_title,
     site_noise,
-    unused_shares,
     wrong_share,
 )
 from fedgsca.lab.report.run_reader import LoadedRun
@@ -189,11 +189,9 @@ def label_columns(run: LoadedRun) -> dict[str, Column]:
             columns["Estimated wrong"] = {
                 name: percent_text(estimate, 1) for name, estimate in estimates.items()
             }
-    shares = unused_shares(run.metrics, run.settings.noise_level)
+    shares = flagged_shares(run.metrics, run.settings.noise_level)
     if shares:
-        columns["Labels not trained on as given"] = {
-            name: percent_text(share, 1) for name, share in shares.items()
-        }
+        columns["Labels flagged"] = {name: percent_text(share, 1) for name, share in shares.items()}
     return columns
 
 
@@ -236,8 +234,8 @@ def _class_matrix(run: LoadedRun) -> HeatMatrix | None:
 
 # value in the log of a site that only a simulation has -> heading
 _MEASURES = {
-    "noisy_precision": "Precision",
-    "noisy_recall": "Recall",
+    "noisy_precision": "Noisy ones wrong",
+    "noisy_recall": "Wrong found",
     "noisy_auroc": "AUROC",
     "pseudo_accuracy": "Pseudo-labels correct",
     "label_accuracy_before": "Labels correct before",
@@ -251,9 +249,9 @@ def quality_section(run: LoadedRun) -> PageSection | None:
     if not columns:
         return None
     intro = (
-        "Only a simulation can measure this, because it knows the truth. Precision: the share of "
-        "labels taken as noisy that are wrong; at a clean site each is a false alarm. Recall: the "
-        "share of wrong labels that are taken as noisy. AUROC: how well the ranking separates "
+        "Only a simulation can measure this, because it knows the truth. Noisy ones wrong is the "
+        "precision: at a clean site each noisy label is a false alarm. Wrong found is the recall: "
+        "the share of wrong labels that are taken as noisy. AUROC: how well the ranking separates "
         "wrong from correct labels; 0.5 is chance, 1 is perfect."
     )
     table = column_table("Selection in the last round", run.last_selection, columns)

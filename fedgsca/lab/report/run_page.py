@@ -50,6 +50,7 @@ from fedgsca.lab.report.run_facts import (
     count_training_images,
     distant_rounds,
     event_rounds,
+    flagged_labels,
     headline_scores,
     is_selector_idle,
     method_events,
@@ -58,7 +59,6 @@ from fedgsca.lab.report.run_facts import (
     refusal_rounds,
     selector_quality,
     site_noise,
-    unused_labels,
     uses_site_data,
     wrong_share,
 )
@@ -163,10 +163,10 @@ def _score_tiles(run: LoadedRun) -> list[Tile]:
 
 def _label_tiles(run: LoadedRun) -> list[Tile]:
     wrong = wrong_share(run)
-    share = unused_labels(run.metrics, run.settings.noise_level)
+    share = flagged_labels(run.metrics, run.settings.noise_level)
     if share is not None:
         note = "in the last round" if wrong is None else f"{percent_text(wrong)} are wrong"
-        return [Tile("Labels not trained on as given", f"{100 * share:.0f}", "%", note)]
+        return [Tile("Labels flagged", f"{100 * share:.0f}", "%", note)]
     if wrong:
         return [Tile("Wrong labels", f"{100 * wrong:.0f}", "%", "of the training labels")]
     return []
@@ -303,12 +303,10 @@ def _site_list(run: LoadedRun) -> str:
 def _selector_sentence(run: LoadedRun) -> str:
     if run.selection_start is None:
         return IDLE_SELECTOR if is_selector_idle(run) else ""
-    share = unused_labels(run.metrics, run.settings.noise_level)
+    share = flagged_labels(run.metrics, run.settings.noise_level)
     if share is None:
         return ""
-    template = (
-        "<strong>{}</strong> of the given labels were not trained on as given in the last round"
-    )
+    template = "<strong>{}</strong> of the given labels were flagged as noisy in the last round"
     text = Markup(template).format(percent_text(share))
     quality = selector_quality(run)
     if quality is None:

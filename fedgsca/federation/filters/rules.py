@@ -9,33 +9,17 @@ All updates of a round wait in one temporary file for it, and one array of every
 in memory. The rule `mean` replaces nothing, and nothing waits.
 
 A new rule is a class that derives from `Rule` and is decorated with `@register_rule`, in a package
-with the entry point group `fedgsca.federation.robust.rules`.
+with the entry point group `fedgsca.federation.filters.rules`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, TypeVar, cast
 
 import numpy as np
 
 from fedgsca.config import RULES
-
-
-@dataclass(frozen=True)
-class RuleSettings:
-    """What a rule must survive."""
-
-    liars: float = 0.25  # below 1 a share of the images, else a number of sites
-    # of all sites that were asked; 0: of those that have a vote
-    images: float = 0.0
-
-    def budget(self, sizes: np.ndarray) -> tuple[float, np.ndarray]:
-        """What liars can have at most, and how much of it each site of these sizes (n,) has."""
-        if self.liars >= 1.0:
-            return self.liars, np.ones(len(sizes))
-        return self.liars * max(self.images, float(sizes.sum())), sizes
 
 
 class Rule:
@@ -48,8 +32,17 @@ class Rule:
     # whether it replaces anything, and so needs all updates of a round before the first is used
     needs_all: ClassVar[bool] = True
 
-    def __init__(self, settings: RuleSettings) -> None:
-        self.settings = settings
+    def __init__(self, liars: float = 0.25) -> None:
+        """`liars` is what the rule must survive: below 1 a share of the images, else sites."""
+        self.liars = liars
+        # of all sites that were asked, in this round; 0: of those that have a vote
+        self.images = 0.0
+
+    def budget(self, sizes: np.ndarray) -> tuple[float, np.ndarray]:
+        """What liars can have at most, and how much of it each site of these sizes (n,) has."""
+        if self.liars >= 1.0:
+            return self.liars, np.ones(len(sizes))
+        return self.liars * max(self.images, float(sizes.sum())), sizes
 
     def coefficients(self, products: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """The coefficient of each change (n,), from their inner products (n, n) and images (n,)."""
@@ -68,11 +61,6 @@ def register_rule(rule: R) -> R:
 def load_rules() -> Mapping[str, type[Rule]]:
     """All rules by name: those of this package and those of plugins."""
     return cast("Mapping[str, type[Rule]]", RULES.load())
-
-
-def make_rule(name: str, settings: RuleSettings) -> Rule:
-    """The rule with this name; the configuration has checked that there is one."""
-    return load_rules()[name](settings)
 
 
 def squared_distances(products: np.ndarray) -> np.ndarray:
@@ -162,7 +150,7 @@ class MixingRule(Rule):
 
     def coefficients(self, products: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """The weight of each site in the geometric median of the mixed changes."""
-        budget, costs = self.settings.budget(sizes)
+        budget, costs = self.budget(sizes)
         mixing = mixing_matrix(products, sizes, costs, budget)
         shares = sizes / sizes.sum()
         return np.asarray(geometric_median(mixing @ products @ mixing.T, shares) @ mixing)
