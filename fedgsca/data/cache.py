@@ -52,6 +52,10 @@ Extra = dict[str, Any]
 Shape = tuple[int, ...]
 
 
+# of manifests: versions of the package with another one do not see each other's entries
+FORMAT = 2
+
+
 @dataclass(frozen=True)
 class CacheEntry:
     """An array from the cache, with what was stored beside it."""
@@ -204,7 +208,7 @@ def remove_cached(files: Iterable[CachedFile]) -> None:
 
 
 def _manifest_path(key: str, cache_dir: Path | None) -> Path:
-    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    name = hashlib.sha256(f"{FORMAT}|{key}".encode()).hexdigest()[:32]
     return cache_folder(cache_dir) / f"{name}.json"
 
 

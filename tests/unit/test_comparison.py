@@ -49,7 +49,7 @@ from tests.toys import toy_npz
 PLAN = ComparisonPlan(("fedavg", "fedgsca"), ("S40", "0-S40-P20-C20"), (0, 1), title="a test")
 
 
-class RecordingObserver:
+class RecordingObserver(GridObserver):
     """An observer that remembers."""
 
     def __init__(self) -> None:
