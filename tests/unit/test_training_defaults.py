@@ -7,6 +7,7 @@ import pytest
 from fedgsca.config import TrainConfig, load_config
 from fedgsca.models.build import MODELS
 from fedgsca.models.training import head_rate, resolve_rate
+from fedgsca.models.weights import WEIGHT_PACKAGES
 
 
 @pytest.mark.parametrize("name", [*sorted(set(MODELS) - {"features"}), "my.package:network"])
@@ -14,9 +15,8 @@ def test_only_the_small_cnn_is_trained_like_the_small_cnn(name: str) -> None:
     config = load_config(model__name=name)
     is_small = name.startswith("cnn")
     assert resolve_rate(config, 128, 4) == (0.02 if is_small else 0.01)
-    assert (config.train.momentum, config.train.batch_size) == (
-        (0.9, 32) if is_small else (0.0, 128)
-    )
+    steps = {True: (0.9, 32), False: (0.9, 16) if name in WEIGHT_PACKAGES else (0.0, 128)}
+    assert (config.train.momentum, config.train.batch_size) == steps[is_small]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgsca", "fedgsca-e"])
