@@ -20,6 +20,7 @@ from fedgsca.federation.data_source import load_table, own_feature_file
 from fedgsca.federation.samples import evidence_config
 from fedgsca.models.weights import has_packaged_weights
 from fedgsca.noise import fixed_sites, parse_noise
+from fedgsca.support.registry import is_import_path
 from fedgsca.support.text import join_words, plural
 
 LARGEST_CNN_SIZE = 64  # pixels; the small network is made for images up to this size
@@ -197,6 +198,8 @@ def choose_model(image_size: int, device: str, job: int) -> ChosenSettings:
 
 def describe_model(config: Config, image_size: int) -> list[str]:
     """What is trained from which weights, and what judges the labels meanwhile, in lines."""
+    from fedgsca.models.build import spec_of
+
     model = config.model
     if model.name == OWN_FEATURES:
         return []
@@ -206,6 +209,8 @@ def describe_model(config: Config, image_size: int) -> list[str]:
             text += f", made from {image_size}"
         text += " (more detail is slower: --set model.feature_size=PIXELS)"
         return [*_describe_network(model.name), text]
+    if not is_import_path(model.name):
+        spec_of(model.name)  # a misspelled name is an error before anything is said about it
     origin = {None: "random weights", "packaged": "the weights inside its package"}
     lines = [f"training {model.name} from {origin.get(model.weights, str(model.weights))}"]
     if model.weights == "packaged":

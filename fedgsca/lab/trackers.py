@@ -14,6 +14,7 @@ import re
 import shutil
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -43,7 +44,7 @@ class RunLabel:
     parent: str | None = None
 
 
-class Tracker:
+class Tracker(ABC):
     """The record of one run, or of a comparison. Every method may fail; callers survive that."""
 
     # its name after --track, and that of the package
@@ -56,24 +57,24 @@ class Tracker:
         self.folder = folder
         self.address = address
 
+    @abstractmethod
     def open(self, label: RunLabel, settings: Mapping[str, str]) -> str | None:
         """Begin the record, or continue the one that the run had before.
 
         Returns a name under which children of this record refer to it; None: no name is needed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def log_round(self, step: int, values: Mapping[str, float]) -> None:
         """Add the numbers of one round, counted from 1."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_files(self, paths: Sequence[Path]) -> None:
         """Add files that exist, such as the report and the model."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self, state: str) -> None:
         """End the session: "finished" or "stopped"."""
-        raise NotImplementedError
 
 
 class TensorBoardTracker(Tracker):

@@ -150,14 +150,6 @@ def test_metadata_are_one_key_and_deterministic() -> None:
         assert np.array_equal(back[name], weights) and back[name].shape == weights.shape
 
 
-def test_metadata_of_version_0_2_are_still_read() -> None:
-    from safetensors.numpy import save
-
-    metadata = {"classes": '["a", "b"]', "model": "cnn", "config": "seed = 0"}
-    assert read_metadata(save(WEIGHTS, metadata=metadata)) == metadata
-    assert read_metadata(save(WEIGHTS)) == {}
-
-
 def test_messages_have_the_bytes_of_version_0_2() -> None:
     payload = Payload(3, WEIGHTS, {"rate": np.array(0.5)})
     assert hashlib.sha256(encode_payload(payload)).hexdigest() == PAYLOAD_SHA256
